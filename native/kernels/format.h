@@ -1,0 +1,71 @@
+// The packed layouts the kernels read and write: weight blocks as the files store them, activation encodings, cache
+// rows. Owns sizes and nothing else: no arithmetic, no allocation. Everything here is plain data, so that it can be
+// included by the instruction-set units, which may not share a single inline function with the rest of the program
+// (a weak symbol compiled with AVX2 could be the one the linker keeps for a machine without it).
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+namespace finback {
+
+// Weight formats that have kernels. The values are part of the binding; names are those of finback.formats.blocks.
+enum class Format : int32_t { F32, F16, BF16, FP8_E4M3, MXFP4, MXFP4_PAIRS, Q8_0, Q4_0, Q4_K, Q6_K, COUNT };
+
+// Activation encodings (docs/exactness.md section 4).
+enum class Encoding : int32_t { F32, BF16, A8x32, A8x256, COUNT };
+
+// ---- weight blocks, little-endian, as GGUF stores them -------------------------------------------------------------
+
+struct BlockQ8_0 {  // 32 weights: d * q
+    uint16_t d;     // f16
+    int8_t q[32];
+};
+struct BlockQ4_0 {  // 32 weights: d * (nibble - 8); byte i holds i (low) and i + 16 (high)
+    uint16_t d;
+    uint8_t q[16];
+};
+struct BlockMXFP4 {  // 32 weights: 2^(e-128) * doubled E2M1; byte i holds i (low) and i + 16 (high)
+    uint8_t e;
+    uint8_t q[16];
+};
+struct BlockQ4_K {  // 256 weights in 8 groups of 32: (d * sc) * q - dmin * m
+    uint16_t d, dmin;
+    uint8_t scales[12];  // eight 6-bit sc and eight 6-bit m, packed as GGML does
+    uint8_t q[128];      // 64 weights per 32 bytes: low nibbles first
+};
+struct BlockQ6_K {  // 256 weights in 16 groups of 16: d * sc * (q - 32)
+    uint8_t ql[128], qh[64];
+    int8_t scales[16];
+    uint16_t d;
+};
+static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockMXFP4) == 17);
+static_assert(sizeof(BlockQ4_K) == 144 && sizeof(BlockQ6_K) == 210);
+
+// How the scale plane of FP8_E4M3 and MXFP4_PAIRS is stored.
+enum class ScaleKind : int32_t { NONE, E8M0, F32 };
+
+// One matrix [rows, cols] where it lies: in a mapped file or in our own buffer. Borrowed, never owned.
+struct Matrix {
+    Format format;
+    ScaleKind scale_kind;
+    int64_t rows, cols;
+    const uint8_t* data;    // row r at data + r * row_bytes
+    int64_t row_bytes;
+    const uint8_t* scales;  // plane [ceil(rows / block_rows), scale_cols], E8M0 bytes or f32; null for block formats
+    int64_t scale_cols;     // scales per row of blocks
+    int32_t block_rows, block_cols;  // 128x128 or 32x32 for FP8_E4M3; 1x32 for MXFP4_PAIRS
+};
+
+// ---- activation encodings -------------------------------------------------------------------------------------------
+
+// Bytes of one packed row of k values, a multiple of 64:
+//   F32     float[k]
+//   BF16    uint16_t[k]
+//   A8x32   int8_t q[k], float d[k/32], int32_t sum[k/32]
+//   A8x256  int8_t q[k], float d[k/256], int16_t sum[k/16]
+// each array starts at a multiple of 64 bytes (pad64).
+constexpr int64_t pad64(int64_t n) { return (n + 63) / 64 * 64; }
+
+static constexpr int kLanes = 16;
+
+}  // namespace finback
