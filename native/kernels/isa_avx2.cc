@@ -1,0 +1,24 @@
+// The AVX2 level (AVX2, FMA, F16C): the same lanes in two 256-bit registers. Everything lives in an anonymous
+// namespace; only table_avx2() leaves this unit.
+#include "kernels/table.h"
+#include "kernels/vec_avx2.h"
+
+namespace finback {
+namespace {
+#include "kernels/math.inl"           // exp, sigmoid, silu, log1p over sixteen lanes
+#include "kernels/float_ops.inl"      // norms, hyper-connections, rotary, cache rows, pooling, indexer, attention, ...
+#include "kernels/blocks.inl"         // block decoding shared by all levels (scalar code)
+#include "kernels/linear_avx2.inl"  // pack, linear, decode_row
+
+constexpr Table make_table() {
+    Table t{};
+    t.level = "avx2";
+    fill_float_ops(t);
+    fill_linear(t);
+    return t;
+}
+constexpr Table kTable = make_table();
+}  // namespace
+
+const Table* table_avx2() { return &kTable; }
+}  // namespace finback

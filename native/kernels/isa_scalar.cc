@@ -1,0 +1,24 @@
+// The scalar level: docs/exactness.md in C++, compiled for the baseline processor. Everything lives in an anonymous
+// namespace; only table_scalar() leaves this unit.
+#include "kernels/table.h"
+#include "kernels/vec_scalar.h"
+
+namespace finback {
+namespace {
+#include "kernels/math.inl"           // exp, sigmoid, silu, log1p over sixteen lanes
+#include "kernels/float_ops.inl"      // norms, hyper-connections, rotary, cache rows, pooling, indexer, attention, ...
+#include "kernels/blocks.inl"         // block decoding shared by all levels (scalar code)
+#include "kernels/linear_scalar.inl"  // pack, linear, decode_row
+
+constexpr Table make_table() {
+    Table t{};
+    t.level = "scalar";
+    fill_float_ops(t);
+    fill_linear(t);
+    return t;
+}
+constexpr Table kTable = make_table();
+}  // namespace
+
+const Table* table_scalar() { return &kTable; }
+}  // namespace finback
