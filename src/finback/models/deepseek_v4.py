@@ -13,7 +13,6 @@ from typing import Generic, Protocol, TypeVar
 from finback.config import LayerConfig, ModelConfig
 from finback.ops.base import E, Expert, Hyper, M, Ops, Rotary, T, V
 
-
 M_co = TypeVar("M_co", covariant=True)
 V_co = TypeVar("V_co", covariant=True)
 E_co = TypeVar("E_co", covariant=True)
