@@ -228,7 +228,7 @@ class _Turns:
             self._writer.control(THINK if self._thinking else END_THINK)
 
     def _user(self, message: UserMessage | ToolMessage, previous: Message | None) -> None:
-        """A user turn holds results, then texts, joined by blank lines; a result after a text opens another."""
+        """A user turn is results, then texts, joined by blank lines; a result after a text opens another."""
         joins = isinstance(previous, ToolMessage) or (
             isinstance(previous, UserMessage) and isinstance(message, UserMessage)
         )
