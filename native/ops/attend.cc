@@ -31,6 +31,7 @@
 namespace finback {
 namespace {
 
+constexpr int64_t kHeadGroup = 16;   // heads of one kernel call: their queries and scores stay in the cache
 constexpr int64_t kKeySlots = 4096;  // slots offered when one query needs less: 8 MB of keys at d = 512
 
 int64_t compressed_limit(const LayerLayout& layer, int32_t topk, int64_t max_context) {
@@ -39,23 +40,26 @@ int64_t compressed_limit(const LayerLayout& layer, int32_t topk, int64_t max_con
     return layer.overlapped ? std::min<int64_t>(topk, rows) : rows;
 }
 
-// Scratch: decoded keys, then for each thread the pointers and scores of one query's list.
+// Scratch: decoded keys, then for each thread the pointers of one query's list and the scores of a group of
+// heads. Keys lie a cache line further apart than they are long: rows of a power of two would all fall on the
+// same few sets of the cache.
 struct Scratch {
     Scratch(const KvLayout& layout, const AttentionShape& s, int32_t topk, int64_t max_context, int64_t rows,
             int64_t threads) {
         const LayerLayout& layer = layout.layers[static_cast<size_t>(s.layer)];
-        const int64_t compressed = compressed_limit(layer, topk, max_context);
-        const int64_t need = layout.window + compressed;  // by one query
+        const int64_t need = layout.window + compressed_limit(layer, topk, max_context);  // keys of one query
         slots = std::min(std::max(need, kKeySlots), rows * need);
-        key_bytes = pad64(s.d * 4);
+        key_bytes = pad64(s.d * 4) + 64;
         pointers = slots * key_bytes;
         scores = pad64(need * static_cast<int64_t>(sizeof(float*)));
-        thread_bytes = scores + pad64(need * 4);
+        score_stride = pad64(need * 4) / 4;
+        thread_bytes = scores + std::min<int64_t>(s.heads, kHeadGroup) * score_stride * 4;
         bytes = pointers + threads * thread_bytes;
     }
     int64_t slots, key_bytes;
     int64_t pointers;              // offset of the first thread's region
     int64_t scores, thread_bytes;  // in a thread's region
+    int64_t score_stride;          // in values, from head to head
     int64_t bytes;
 };
 
@@ -236,17 +240,20 @@ class Attend final : public Op {
                 const Range heads = work.take(s_.heads, list_length(piece, i));
                 if (heads.begin >= heads.end) continue;
                 const int64_t row = piece.row(i), n = list_keys(step, plan, piece, i, keys);
-                attend_heads(step, row, heads, keys, n, scores);
+                attend_heads(step, plan, row, heads, keys, n, scores);
             }
         });
     }
 
-    void attend_heads(const Step& step, int64_t row, Range heads, const float* const* keys, int64_t n,
-                      float* scores) const {
-        const int64_t at = heads.begin * s_.d;
+    void attend_heads(const Step& step, const Scratch& plan, int64_t row, Range heads,
+                      const float* const* keys, int64_t n, float* scores) const {
         float* out = step.f32(out_, row);
-        step.table->attend(step.f32(q_, row) + at, static_cast<int32_t>(heads.end - heads.begin), s_.d,
-                           scale_, keys, n, sink_ + heads.begin, scores, out + at);
+        const float* q = step.f32(q_, row);
+        for (int64_t h = heads.begin; h < heads.end; h += kHeadGroup) {
+            const auto some = static_cast<int32_t>(std::min(kHeadGroup, heads.end - h));
+            step.table->attend(q + h * s_.d, some, s_.d, scale_, keys, n, sink_ + h, scores,
+                               plan.score_stride, out + h * s_.d);
+        }
         const float* cos = step.f32(rotary_, row);
         for (int64_t h = heads.begin; h < heads.end; h++) {
             step.table->rotate(out + h * s_.d, s_.d, {cos, cos + s_.rotary_pairs}, s_.rotary_pairs, true);

@@ -104,6 +104,21 @@ class Compress final : public Op {
         }
     };
 
+    // A token that is not finite is reported and stays out: the state it would leave has no meaning.
+    void add_token(const Step& step, int64_t row, int64_t place, const Accumulators& now) const {
+        for (int32_t j = 0; j < now.open; j++) {
+            const int64_t c = (now.open - 1 - j) * now.width + now.channels.begin;
+            const float* kv = step.f32(kv_, row) + c;
+            const float* gate = step.f32(gate_, row) + c;
+            if (all_finite(*step.table, kv, now.n()) && all_finite(*step.table, gate, now.n())) {
+                const float* ape = ape_ + place * now.open * now.width + c;
+                step.table->pool_add(now.at(j, 0), now.at(j, 1), now.at(j, 2), kv, gate, ape, now.n());
+            } else {
+                mark_bad(step, row);
+            }
+        }
+    }
+
     void walk(const Step& step, const Segment& seg, const LayerLayout& layer, Range channels,
               const Scratch& plan, int64_t closed) const {
         const StreamLayout& stream = stream_of(layer, s_.index);
@@ -120,13 +135,8 @@ class Compress final : public Op {
             for (int32_t j = 0; j < stream.open; j++) now.clear(j);
         }
         for (int64_t i = 0; i < seg.n; i++) {
-            const int64_t pos = seg.pos0 + i, row_values = int64_t{stream.open} * stream.width;
-            for (int32_t j = 0; j < stream.open; j++) {
-                const int64_t c = int64_t{stream.open - 1 - j} * stream.width + channels.begin;
-                step.table->pool_add(now.at(j, 0), now.at(j, 1), now.at(j, 2),
-                                     step.f32(kv_, seg.row0 + i) + c, step.f32(gate_, seg.row0 + i) + c,
-                                     ape_ + pos % layer.ratio * row_values + c, now.n());
-            }
+            const int64_t pos = seg.pos0 + i;
+            add_token(step, seg.row0 + i, pos % layer.ratio, now);
             if ((pos + 1) % layer.ratio == 0) {
                 auto* row = reinterpret_cast<float*>(scratch + plan.closed + closed++ * plan.row_bytes);
                 step.table->pool_close(now.at(0, 1), now.at(0, 2), now.n(), row + channels.begin);
