@@ -152,6 +152,8 @@ class Program {
   public:
     // Starts the threads it will need. max_rows: the most rows a batch may have. Throws std::system_error.
     Program(const Table* table, int threads, int32_t max_rows);
+    Program(const Program&) = delete;
+    Program& operator=(const Program&) = delete;
     void add(OpPtr op) { ops_.push_back(std::move(op)); }
     // Replays all operations over the batch. `poll` (may be null) is called by thread 0 between operations, at most every
     // 20 ms; returning true stops the run (cache state of the batch's sequences is then undefined). bad_rows: the rows with
