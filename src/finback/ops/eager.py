@@ -1,9 +1,9 @@
 """The op protocol at once, on NumPy arrays: a model runs line by line, every value can be looked at.
 
-Owns the meaning of a step for the reference formulas: which rows belong to which sequence, what a sequence holds between
-steps, which keys a query sees. The formulas and their arithmetic come from finback.reference; canonical arithmetic gives
-the bits of the native program, the oracle gives float64. Refuses speed, rewinding and files (ops/eager_weights.py reads
-those).
+Owns the meaning of a step for the reference formulas: which rows belong to which sequence, what a sequence holds
+between steps, which keys a query sees. The formulas and their arithmetic come from finback.reference; canonical
+arithmetic gives the bits of the native program, the oracle gives float64. Refuses speed, rewinding and files
+(ops/eager_weights.py reads those).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from finback.errors import NumericError
 from finback.ops.base import Expert, Hyper, Mix, Rotary, Routing, RowKind, Selection
 from finback.reference import attend, compress, embed, experts, head, hyper, index, linear, norm_rope, route, rows
 from finback.reference.arithmetic import Arithmetic
-from finback.reference.compress import Group
+from finback.reference.compress import Groups
 from finback.reference.matrix import Matrix
 
 Array = npt.NDArray[Any]
@@ -37,7 +37,7 @@ Stack = tuple[Matrix, ...] | Ints
 class Stream:
     """Compressed rows of one kind: the open groups (CSA: current and next; HCA: one) and the closed rows [width]."""
 
-    groups: tuple[Group, ...]
+    groups: Groups
     rows: list[Array] = field(default_factory=list)
 
 
@@ -58,7 +58,7 @@ class EagerSequence:
 
 def _empty_layer(layer: LayerConfig, config: ModelConfig, a: Arithmetic) -> LayerState:
     def stream(width: int) -> Stream:
-        return Stream(tuple(compress.empty_group(a, width) for _ in range(2 if layer.kind == "csa" else 1)))
+        return Stream(compress.empty_groups(a, 2 if layer.kind == "csa" else 1, width))
 
     state = LayerState()
     if layer.ratio:
@@ -142,7 +142,8 @@ class EagerOps:
         return hyper.hyper_out(self.arithmetic, streams, y, post, comb)
 
     def take_rows(self, streams: Array) -> Array:
-        return streams[self.batch.logit_rows]
+        rows: Array = streams[self.batch.logit_rows]
+        return rows
 
     def mtp_in(self, embedded: Array, streams: Array) -> Array:
         return hyper.mtp_in(embedded, streams)

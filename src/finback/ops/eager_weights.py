@@ -1,8 +1,8 @@
 """Weights for the eager ops: tensors by official name, from arrays in memory or from an opened checkpoint.
 
-Owns the step from a tensor's bytes to the handles `EagerOps` takes: matrices in their stored format, vectors in the float
-type of the arithmetic, tables of expert ids. Refuses names (weights/checkpoint.py knows them) and conversion: a matrix
-keeps its format.
+Owns the step from a tensor's bytes to the handles `EagerOps` takes: matrices in their stored format, vectors in the
+float type of the arithmetic, tables of expert ids. Refuses names (weights/checkpoint.py knows them) and conversion: a
+matrix keeps its format.
 """
 
 from __future__ import annotations
@@ -98,5 +98,7 @@ class CheckpointTensors(Mapping[str, Tensor]):
         data = data.reshape(shape[0], -1)
         if scale is None or w.scale_block is None:
             return Matrix(format, *shape, data)
-        plane = self._bytes(scale).view(np.uint8 if w.scale_kind == "E8M0" else np.float32)
-        return Matrix(format, *shape, data, plane.reshape(-(-shape[0] // w.scale_block[0]), -1), w.scale_block)
+        raw = self._bytes(scale)
+        plane = raw if w.scale_kind == "E8M0" else raw.view(np.float32)
+        plane = plane.reshape(-(-shape[0] // w.scale_block[0]), -1)
+        return Matrix(format, *shape, data, plane, w.scale_block)

@@ -20,7 +20,7 @@ def attend(a: Arithmetic, q: Array, keys: Array, counts: Ints, sink: Array) -> A
     m = np.maximum(logits.max(-1), sink)
     e = a.exp(logits - m[..., None])
     denominator = a.sum(e) + a.exp(sink - m)
-    return a.chain(e, keys[:, None], counts[:, None]) / denominator[..., None]
+    return np.asarray(a.chain(e, keys[:, None], counts[:, None]) / denominator[..., None])
 
 
 def gather(lists: list[list[Array]]) -> tuple[Array, Ints]:

@@ -129,7 +129,7 @@ def _block_product(x: F32, w: Matrix) -> F32:
 
 
 def _fp8_product(x: F32, w: Matrix) -> F32:
-    """Section 5, FP8: fresh lanes for each scale block, pairs of columns with the odd one first, one tree at the end."""
+    """Section 5, FP8: fresh lanes for each scale block, pairs of columns with the odd one first, one tree last."""
     assert w.scale_block is not None
     total = np.zeros((len(x), w.rows, LANES), np.float32)
     for block, start in enumerate(range(0, w.cols, w.scale_block[1])):

@@ -15,32 +15,47 @@ import numpy.typing as npt
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
 
+Operand = F32 | np.float32
+
 LANES: Final = 16
 
+_BELOW_F32: Final = np.int64((1 << 29) - 1)  # bits of an f64 that an f32 has no room for
+_HALF_WAY: Final = np.int64(1 << 28)
+_SMALLEST_NORMAL: Final = 2.0**-126
 _HEX: Final = float.fromhex
 
 
-def fma(a: F32, b: F32, c: F32) -> F32:
+def fma(a: Operand, b: Operand, c: Operand) -> F32:
     """a * b + c rounded once to f32; the operands broadcast.
 
-    The product of two f32 is exact in f64. The sum is rounded to f64 *to odd*: where it is inexact and its last bit is
-    even, the neighbour on the side of the error is taken, whose last bit is odd. A number rounded to odd with two bits
-    to spare rounds on to f32 as the exact sum would (Boldo and Melquiond), subnormals included.
+    The product of two f32 is exact in f64; the sum is rounded to f64 and then to f32. The second rounding can only be
+    misled where the first one landed exactly half way between two f32 (f64 holds every such point, and rounding keeps
+    order); those sums, and the subnormal ones, whose half ways lie elsewhere, are rounded to odd first.
     """
     product = np.multiply(a, b, dtype=np.float64)
-    addend = np.asarray(c, np.float64)
-    with np.errstate(invalid="ignore"):  # an infinite sum has no error to speak of
-        total = np.asarray(product + addend)
-        part = total - product
-        error = (product - (total - part)) + (addend - part)
-    bits = total.view(np.uint64)
-    inexact = np.isfinite(total) & (error != 0) & (bits & np.uint64(1) == 0)
-    if inexact.any():
-        outward = np.signbit(error) == np.signbit(total)
-        moved = np.where(outward, bits + np.uint64(1), bits - np.uint64(1))
-        total = np.where(inexact, moved, bits).view(np.float64)
+    total = np.asarray(np.add(product, c, dtype=np.float64))
+    delicate = (total.view(np.int64) & _BELOW_F32 == _HALF_WAY) | (np.abs(total) < _SMALLEST_NORMAL)
+    if delicate.any():
+        total[delicate] = _rounded_to_odd(
+            np.broadcast_to(product, total.shape)[delicate],
+            np.broadcast_to(np.asarray(c, np.float64), total.shape)[delicate],
+        )
     with np.errstate(over="ignore"):
         return total.astype(np.float32)
+
+
+def _rounded_to_odd(x: F64, y: F64) -> F64:
+    """x + y where an inexact sum takes, of its two f64 neighbours, the one whose last bit is odd.
+
+    With two bits to spare, such a number rounds on to f32 as the exact sum would (Boldo and Melquiond).
+    """
+    total = x + y
+    part = total - x
+    error = (x - (total - part)) + (y - part)  # what the sum lost, exactly
+    bits = total.view(np.int64)
+    outward = np.signbit(error) == np.signbit(total)
+    odd = np.where(outward, bits + 1, bits - 1)
+    return np.where((error != 0) & (bits & 1 == 0), odd, bits).view(np.float64)
 
 
 def tree16(lanes: F32) -> F32:
@@ -100,7 +115,7 @@ def exp(x: F32) -> F32:
 
 
 def _add_to_exponent(p: F32, n: npt.NDArray[np.int64]) -> F32:
-    """p * 2^n by adding n to the exponent field, as the kernels do; p is near 1, so the field never borrows or wraps."""
+    """p * 2^n by adding n to the exponent field, as the kernels do; p is near 1, so it neither borrows nor wraps."""
     bits = np.ascontiguousarray(p, np.float32).view(np.int32).astype(np.int64) + (n << 23)
     return bits.astype(np.int32).view(np.float32)
 

@@ -30,20 +30,20 @@ class Mixing:
 def raw_mix(a: Arithmetic, streams: Array, w: Mixing) -> Array:
     """fn times the flattened streams [T, N, D] (stream 0 first), divided by their root mean square."""
     flat = streams.reshape(len(streams), -1)
-    return a.product(flat, w.fn) * rms(a, flat, w.norm_eps)
+    return np.asarray(a.product(flat, w.fn) * rms(a, flat, w.norm_eps))
 
 
 def pre_weights(a: Arithmetic, m: Array, w: Mixing) -> Array:
     """What each stream gives to the collapsed row, [T, N], of the first N raw numbers."""
     n = m.shape[-1]
-    return a.sigmoid(a.fma(m, w.scale[0], w.base[:n])) + a.dtype.type(w.hc_eps)
+    return np.asarray(a.sigmoid(a.fma(m, w.scale[0], w.base[:n])) + a.dtype.type(w.hc_eps))
 
 
 def sinkhorn(a: Arithmetic, logits: Array, iters: int, hc_eps: float) -> Array:
     """Doubly stochastic [T, N, N] of logits: softmax of the rows, columns normalised, then rows and columns in turn."""
     eps = a.dtype.type(hc_eps)
     e = a.exp(logits - logits.max(-1, keepdims=True))
-    comb = e / a.sum(e)[..., None] + eps
+    comb: Array = e / a.sum(e)[..., None] + eps
     comb = comb / (_column_sums(a, comb) + eps)
     for _ in range(iters - 1):
         comb = comb / (a.sum(comb)[..., None] + eps)

@@ -18,6 +18,7 @@ import numpy.typing as npt
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +37,11 @@ class Blocks:
 
     @property
     def n(self) -> int:
-        return self.codes.shape[2]
+        return int(self.codes.shape[2])
 
     @property
     def groups(self) -> int:
-        return self.group_scales.shape[2]
+        return int(self.group_scales.shape[2])
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,8 @@ class Matrix:
     def of(cls, values: npt.NDArray[np.float32]) -> Matrix:
         """Float values [rows, cols] as an F32 matrix."""
         dense = np.ascontiguousarray(values, np.float32)
-        return cls("F32", *dense.shape, dense.view(np.uint8).reshape(len(dense), -1))
+        rows, cols = dense.shape
+        return cls("F32", rows, cols, dense.view(np.uint8).reshape(rows, -1))
 
     def part(self, start: int, stop: int) -> Matrix:
         """Rows start .. stop as a matrix of their own; scales become one for each row."""
@@ -102,12 +104,12 @@ class Matrix:
         return self.format == "MXFP4_PAIRS" or self.format in _READERS
 
     @cached_property
-    def exact(self) -> npt.NDArray[np.float64]:
+    def exact(self) -> F64:
         """The weights as real numbers, float64 [rows, cols]: every product of stored fields is exact in f64."""
         if self.is_block_format:
             b = self.blocks
             per_code = b.scale[..., None].astype(np.float64) * b.group_scales
-            values = b.codes * np.repeat(per_code, b.n // b.groups, axis=2)
+            values: F64 = b.codes.astype(np.float64) * np.repeat(per_code, b.n // b.groups, axis=2)
             if b.group_minima is not None and b.minimum is not None:
                 lift = b.minimum[..., None].astype(np.float64) * b.group_minima
                 values = values - np.repeat(lift, b.n // b.groups, axis=2)

@@ -1,7 +1,7 @@
 """The router: which experts a token goes to, and with what weight.
 
-Owns the op `route` (docs/exactness.md section 13, spec 3.7). The bias chooses and never weighs; a hashed layer takes its
-choice from a table and its weights from the same scores as any other. Refuses the product that gives the logits.
+Owns the op `route` (docs/exactness.md section 13, spec 3.7). The bias chooses and never weighs; a hashed layer takes
+its choice from a table and its weights from the same scores as any other. Refuses the product that gives the logits.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from finback.reference.arithmetic import Arithmetic, Array, Ints
 
 def affinities(a: Arithmetic, logits: Array) -> Array:
     """sqrt(softplus(x)) of router products [T, E]."""
-    return np.sqrt(a.softplus(logits))
+    return np.asarray(np.sqrt(a.softplus(logits)))
 
 
 def choose(scores: Array, bias: Array, k: int) -> Ints:
@@ -27,4 +27,4 @@ def weigh(a: Arithmetic, scores: Array, ids: Ints, factor: float, normalise: boo
     chosen = np.take_along_axis(scores, ids, axis=-1)
     if normalise:
         chosen = chosen / a.sum(chosen)[..., None]
-    return chosen * a.dtype.type(factor)
+    return np.asarray(chosen * a.dtype.type(factor))

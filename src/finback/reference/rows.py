@@ -1,8 +1,8 @@
 """Cache rounding: what a row becomes when it is stored the way DeepSeek checkpoints were trained to store it.
 
-Owns docs/exactness.md section 9 on values: FP8 and FP4 blocks with power-of-two scales, bf16 rotary channels, the Hadamard
-transform. Works in the float type of its input; a block's scale is chosen in f32 in both truths, so that rounding a
-rounded row changes nothing. Refuses storage: codes and bytes are the kernels' business.
+Owns docs/exactness.md section 9 on values: FP8 and FP4 blocks with power-of-two scales, bf16 rotary channels, the
+Hadamard transform. Works in the float type of its input; a block's scale is chosen in f32 in both truths, so that
+rounding a rounded row changes nothing. Refuses storage: codes and bytes are the kernels' business.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ def round_float(x: Array, mantissa_bits: int, lowest_exponent: int) -> Array:
     magnitude = np.abs(x)
     exponent = np.maximum(np.frexp(magnitude)[1] - 1, lowest_exponent)
     spacing = np.ldexp(x.dtype.type(1), exponent - mantissa_bits)
-    return np.copysign(np.rint(magnitude / spacing) * spacing, x)
+    rounded: Array = np.copysign(np.rint(magnitude / spacing) * spacing, x)
+    return rounded
 
 
 def round_e4m3(x: Array) -> Array:
@@ -91,7 +92,7 @@ def hadamard(x: Array) -> Array:
         a, b = pairs[..., 0, :], pairs[..., 1, :]
         y = np.stack([a + b, a - b], axis=-2).reshape(x.shape)
         step *= 2
-    return y * x.dtype.type(n**-0.5)
+    return np.asarray(y * x.dtype.type(n**-0.5))
 
 
 def round_main(x: Array, rotary: int) -> Array:
@@ -106,8 +107,9 @@ def round_index(x: Array) -> Array:
 
 
 def index_codes(x: Array) -> tuple[Ints, F32]:
-    """Doubled FP4 codes [..., B, 32] and scales f32 [..., B] of rows [..., d] that hold FP4 values; a short last block is
-    filled up with zero codes."""
+    """Doubled FP4 codes [..., B, 32] and scales f32 [..., B] of rows [..., d] that hold FP4 values.
+
+    A short last block is filled up with zero codes."""
     padded = np.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -x.shape[-1] % FP4_BLOCK)])
     blocks = padded.reshape(*x.shape[:-1], -1, FP4_BLOCK)
     s = fp4_scale(blocks)

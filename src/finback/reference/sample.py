@@ -34,9 +34,9 @@ def shares(logits: F32, temperature: float) -> F32:
     """e_i = exp(z_i - max z) of logits / temperature; where that overflows, 1 for the greatest logits, else 0."""
     with np.errstate(over="ignore"):
         z = logits / np.float32(temperature)
-    top = z[logits.argmax()]
+    top = np.float32(z[logits.argmax()])
     if np.isinf(top):
-        return (logits == logits.max()).astype(np.float32)
+        return np.asarray(logits == logits.max(), np.float32)
     return floats.exp(z - top)
 
 
