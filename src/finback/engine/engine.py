@@ -26,7 +26,7 @@ from finback.text.utf8 import Utf8Decoder
 
 if TYPE_CHECKING:
     from finback.config import ModelConfig
-    from finback.ops.native import NativeModel
+    from finback.ops.native import Listed, NativeModel
     from finback.text.tokenizer import Tokenizer
     from finback.weights.checkpoint import OpenedCheckpoint
     from finback.weights.ledger import Ledger
@@ -92,6 +92,10 @@ class Engine:
     def memory(self) -> dict[str, int]:
         """Bytes in use by entry of the ledger, "budget" among them."""
         return self._ledger.table()
+
+    def program_listing(self) -> list[Listed]:
+        """The recorded operations: entry point, name, rows, shape, bytes and arena offset of each value."""
+        return self._model.program_listing()
 
     # ---- answers
 
