@@ -143,7 +143,7 @@ def kernel_functions(level: str) -> list[dict[str, str]]:
     """What serves each operation and format at a level, as rows with the keys op, format, level and function."""
     return [
         {"op": op, "format": format, "level": name, "function": f"{address:#x}" if address else "none"}
-        for name, op, format, address in _native.kernels()
+        for name, op, format, address in _native.kernel_table()
         if name == level
     ]
 

@@ -16,7 +16,8 @@ from finback.errors import EngineStateError, MemoryBudgetError, RequestError
 from finback.kv.layout import Layout
 
 SLAB_BYTES = 8 << 20
-"""Pages are allocated in slabs of about this size: large enough for 2 MB pages, small enough not to hoard."""
+"""Pages are allocated in slabs. Each new one doubles what the pool holds, up to about this size: large enough for 2 MB
+pages of the system, small enough not to hoard."""
 
 
 class Account(Protocol):
@@ -72,14 +73,13 @@ class PagePool:
         return taken
 
     def _grow(self, missing: int) -> None:
-        """At least `missing` more free pages: whole slabs, or a smaller last one if only that fits the budget."""
-        count = -(-missing // self._slab_pages) * self._slab_pages
+        """At least `missing` more free pages, and as many as the pool has, or just `missing` if only they fit the budget."""
+        count = max(missing, min(self._slab_pages, sum(slab.pages for slab in self._slabs)))
         size = native.buffer_size(count * self._stride)
-        exact = native.buffer_size(missing * self._stride)
         try:
             self._account.reserve("pages", size)
         except MemoryBudgetError:
-            count, size = missing, exact
+            count, size = missing, native.buffer_size(missing * self._stride)
             self._account.reserve("pages", size)
         try:
             buffer = native.allocate(size, "pages")

@@ -153,7 +153,7 @@ class NativeWeights:
     def table(self, name: str) -> NativeExperts:
         """Expert ids by token, checked against the number of experts."""
         w = self._checkpoint.weight(name)
-        types = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
+        types: dict[str, np.dtype[np.signedinteger]] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
         if w.format not in types or len(w.shape) != 2:
             raise self._unsupported(w.data.file, name, f"is stored as {w.format} {list(w.shape)}; I32 or I64 [V, k] is needed")
         ids = self._bytes(name, w.data).view(types[w.format])
