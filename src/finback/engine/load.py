@@ -11,6 +11,7 @@ import os
 from finback import native
 from finback.engine.engine import Engine
 from finback.errors import RequestError, shown
+from finback.models import deepseek_v4
 from finback.ops.native import MAX_LOGIT_ROWS, NativeModel
 from finback.settings import default_threads, forced_isa
 from finback.weights.checkpoint import open_checkpoint
@@ -66,6 +67,7 @@ def load(
     model = NativeModel(
         checkpoint,
         ledger,
+        deepseek_v4,
         isa=level,
         threads=count,
         context=tokens,
