@@ -21,13 +21,12 @@ from finback.engine.result import Completion, Event, FinishReason, Timings, Usag
 from finback.engine.sampler import Drawer, Resolved, Sampling, resolve
 from finback.engine.session import OnPrefill, Session
 from finback.errors import EngineStateError, RequestError, shown
-from finback.text.stop import StopFilter
-from finback.text.utf8 import Utf8Stream
+from finback.text.stop import StopMatcher
+from finback.text.utf8 import Utf8Decoder
 
 if TYPE_CHECKING:
     from finback.config import ModelConfig
     from finback.ops.native import NativeModel
-    from finback.text.render import Message
     from finback.text.tokenizer import Tokenizer
     from finback.weights.checkpoint import OpenedCheckpoint
     from finback.weights.ledger import Ledger
@@ -110,24 +109,25 @@ class Engine:
             bos = self.config.bos_token_id
             return ([] if bos is None else [bos]) + self.tokenizer.encode(prompt)
         items = list(prompt)
-        if items and all(isinstance(item, Mapping) or hasattr(item, "role") for item in items):
+        if items and all(isinstance(item, Mapping) for item in items):
             return self._render(items, thinking, effort, tools)
         return self._check_ids(items)
 
     def _render(
         self, messages: list[Any], thinking: bool, effort: str | int | None, tools: Sequence[Mapping[str, Any]]
     ) -> list[int]:
-        from finback.text.render import messages_from_json, render, tools_from_json
+        from finback.text.messages import messages_from_json, tools_from_json, wants_continuation
+        from finback.text.render import render
 
-        parsed: list[Message] = messages_from_json(messages)
         prompt = render(
-            parsed,
+            messages_from_json(messages, thinking=thinking),
             tools=tools_from_json(tools),
             thinking=thinking,
             effort=effort,
+            continue_last=wants_continuation(messages),
             dialect=self._checkpoint.dialect,
         )
-        return self.tokenizer.encode_prompt(prompt)
+        return self.tokenizer.encode_prompt(prompt).ids
 
     def generate(
         self,
@@ -323,20 +323,20 @@ class _Writer:
         if tokenizer is None and p.stops:
             raise RequestError("stop strings need a tokenizer, and this model has none; use stop_token_ids")
         self._tokenizer = tokenizer
-        self._characters, self._filter = Utf8Stream(), StopFilter(p.stops)
+        self._characters, self._matcher = Utf8Decoder(), StopMatcher(p.stops)
         self.count = 0
 
     @property
     def stopped(self) -> bool:
-        return self._filter.stopped
+        return self._matcher.matched is not None
 
     def write(self, token: int) -> str:
         self.count += 1
         if self._tokenizer is None:
             return ""
-        return self._filter.feed(self._characters.feed(self._tokenizer.id_to_bytes(token)))
+        return self._matcher.feed(self._characters.feed(self._tokenizer.id_to_bytes(token)))
 
     def finish(self) -> str:
         if self.stopped:
             return ""
-        return self._filter.feed(self._characters.finish()) + self._filter.finish()
+        return self._matcher.feed(self._characters.flush()) + self._matcher.flush()

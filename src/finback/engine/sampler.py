@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from finback import native
 from finback.errors import NumericError, RequestError, shown
+from finback.text.stop import check_stops
 from finback.weights.checkpoint import GenerationDefaults
 
-MAX_STOPS = 16
 SEED_RANGE = 2**64
 
 
@@ -50,7 +50,7 @@ class Sampling:
         _real("min_p", self.min_p, 0.0, 1.0)
         _whole("seed", self.seed, 0, SEED_RANGE - 1)
         _whole("max_tokens", self.max_tokens, 1, 2**31 - 1)
-        object.__setattr__(self, "stop", _stops(self.stop))
+        object.__setattr__(self, "stop", check_stops(self.stop))
         object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids))
         for token in self.stop_token_ids:
             _whole("stop_token_ids", token, 0, 2**31 - 1)
@@ -74,16 +74,6 @@ def _whole(name: str, value: int | None, low: int, high: int) -> None:
         return
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise RequestError(f"{name} is {shown(value)}; it must be a whole number from {low} to {high}")
-
-
-def _stops(stop: str | Sequence[str]) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop)
-    if len(stops) > MAX_STOPS:
-        raise RequestError(f"stop holds {len(stops)} strings; at most {MAX_STOPS} are allowed")
-    for text in stops:
-        if not isinstance(text, str) or not text:
-            raise RequestError(f"stop holds {shown(text)}; each stop must be a string that is not empty")
-    return stops
 
 
 @dataclass(frozen=True, slots=True)
