@@ -1,6 +1,7 @@
 #include "ops/sample.h"
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/rotary.h"
 
@@ -62,7 +63,7 @@ int32_t Sampler::draw(const float* logits, const SampleParams& p) {
     // Division by a positive number keeps the order, so the greatest z is the greatest logit's. A tiny temperature may make
     // it infinite: then the greatest logits share all the weight, which is the limit of the formula.
     const float shift = top / p.temperature;
-    if (shift > 3.4e38f || shift < -3.4e38f) {
+    if (std::isinf(shift)) {
         for (int64_t i = 0; i < n; i++) e_[static_cast<size_t>(i)] = logits[i] == top ? 1.0f : 0.0f;
     } else {
         table_->exp_shifted(z_.data(), shift, n, e_.data());

@@ -70,7 +70,14 @@ class MemoryBudgetError(FinbackError):
 
 
 class NumericError(FinbackError):
-    """A computation met a value that is not finite; the request that caused it ends, the engine lives."""
+    """A computation met a value that is not finite; the request that caused it ends, the engine lives.
+
+    `rows`: the rows of the step concerned, ascending, where the error comes from a step; the others are good.
+    """
+
+    def __init__(self, message: str, *, rows: tuple[int, ...] = ()) -> None:
+        self.rows = rows
+        super().__init__(message)
 
 
 class EngineStateError(FinbackError):

@@ -1,0 +1,77 @@
+# finback: every step a contributor or CI takes. `make run` and `make test` work on a fresh clone with Python >= 3.11,
+# g++ and make; everything else is installed into .venv. `make help` lists the targets.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ORACLE := .venv-oracle
+PIP_FLAGS := --quiet --disable-pip-version-check --no-input
+
+NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name '*.inl') CMakeLists.txt pyproject.toml
+BUILT := $(VENV)/.built
+DEV := $(VENV)/.dev
+
+.PHONY: help run build test test-slow test-oracle lint types layers symbols format wheel bench-transformers clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
+
+run: build  ## build, then read text written by the embedded model
+	@$(BIN)/finback run -p "Tell me a story about a fox and a silver bell." --seed 1 --stats
+
+build: $(BUILT)  ## virtual environment, native core, editable install
+
+$(VENV)/.env: requirements/build.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "finback needs Python >= 3.11, this is %s; use make PYTHON=python3.12" % sys.version.split()[0])'
+	@command -v $${CXX:-g++} >/dev/null || { echo "finback needs a C++20 compiler (g++ or clang++); install g++ or set CXX"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install $(PIP_FLAGS) -r requirements/build.txt
+	@touch $@
+
+$(BUILT): $(VENV)/.env $(NATIVE)
+	$(BIN)/python -m pip install $(PIP_FLAGS) --no-build-isolation -c requirements/run.txt -e .
+	@touch $@
+
+$(DEV): $(BUILT) requirements/dev.txt
+	$(BIN)/python -m pip install $(PIP_FLAGS) -r requirements/dev.txt
+	@touch $@
+
+test: $(DEV) lint types layers symbols  ## everything that gates a change
+	$(BIN)/python -m pytest -m "not slow and not oracle"
+
+test-slow: $(DEV)  ## minutes: sanitizers, fuzz, allocation interposer, big shapes
+	$(BIN)/python -m pytest -m slow --timeout 3600
+
+test-oracle: $(ORACLE)/.built  ## recompute oracle values live with torch and transformers
+	OMP_NUM_THREADS=1 $(ORACLE)/bin/python -m pytest -m oracle --timeout 1800 tests/oracle
+
+$(ORACLE)/.built: requirements/oracle.txt requirements/dev.txt $(NATIVE)
+	$(PYTHON) -m venv $(ORACLE)
+	$(ORACLE)/bin/python -m pip install $(PIP_FLAGS) -r requirements/build.txt -r requirements/oracle.txt
+	$(ORACLE)/bin/python -m pip install $(PIP_FLAGS) --no-build-isolation -c requirements/run.txt -e .
+	$(ORACLE)/bin/python -m pip install $(PIP_FLAGS) pytest pytest-timeout hypothesis -c requirements/dev.txt
+	@touch $@
+
+lint: $(DEV)  ## ruff, and the format of C++
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/clang-format --dry-run --Werror $$(find native -name '*.cc' -o -name '*.h' -o -name '*.inl')
+
+format: $(DEV)  ## rewrite C++ to the format lint checks
+	$(BIN)/clang-format -i $$(find native -name '*.cc' -o -name '*.h' -o -name '*.inl')
+
+types: $(DEV)  ## mypy, strict
+	$(BIN)/mypy
+
+layers: $(DEV)  ## direction of dependencies
+	$(BIN)/lint-imports
+
+symbols: $(BUILT)  ## instruction-set objects share no symbol with the rest
+	sh native/check_symbols.sh $$(find build -name 'isa_*.o')
+
+wheel: $(VENV)/.env  ## a wheel in dist/
+	$(BIN)/python -m pip wheel $(PIP_FLAGS) --no-deps --no-build-isolation -w dist .
+
+bench-transformers: $(ORACLE)/.built  ## tokens/s against transformers eager, interleaved
+	$(ORACLE)/bin/python benchmarks/versus.py transformers
+
+clean:  ## everything that was made here
+	rm -rf $(VENV) $(ORACLE) build dist

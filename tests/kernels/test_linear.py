@@ -1,0 +1,299 @@
+"""Matrix products of every format: the scalar level against the model, the others against the scalar level, as bytes.
+
+Also the cases that caught others: each position of a block on its own, rows of several blocks, sums at the edge of 16 bits,
+lanes that hold a minus zero, scales at both ends of their range, and any split of rows and inputs.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.kernels import linear_model
+from tests.kernels.linear_model import ENCODING, F32, Stored, fma32
+from tests.kernels.matrices import (
+    FAST_LEVELS,
+    FORMATS,
+    LEVELS,
+    UNIT,
+    first_difference,
+    linear,
+    pack_all,
+    random_inputs,
+    random_matrix,
+    same_bits,
+)
+
+INTEGER = tuple(f for f in FORMATS if UNIT[f] > 1)
+FLOAT = ("F32", "F16", "BF16")
+
+
+def shapes(format: str, blocks: tuple[int, ...]) -> list[tuple[int, tuple[int, int] | None, bool]]:
+    """(columns, FP8 block, float scales) for the given block counts, and odd widths where a format has no blocks."""
+    if format in FLOAT:
+        return [(16 * b + extra, None, False) for b in blocks for extra in (0, -9, 7)] + [(1, None, False), (15, None, False)]
+    if format != "FP8_E4M3":
+        return [(UNIT[format] * b, None, False) for b in blocks]
+    return [
+        (cols, block, float_scales)
+        for block, float_scales in (((128, 128), False), ((32, 32), False), ((128, 128), True), ((32, 32), True))
+        for cols in {max(1, 32 * b + extra) for b in blocks for extra in (0, -31, -1, 13)}
+    ]
+
+
+def check(got: F32, expected: F32, what: str) -> None:
+    assert same_bits(got, expected), f"{what}: {first_difference(got, expected)}"
+
+
+@pytest.mark.parametrize("extreme", [False, True])
+@pytest.mark.parametrize("format", FORMATS)
+def test_scalar_is_the_model(format: str, extreme: bool) -> None:
+    rng = np.random.default_rng(len(format) + extreme)
+    for cols, block, float_scales in shapes(format, (1, 2, 3, 5, 17)):
+        m = random_matrix(rng, format, 5, cols, block, float_scales, extreme)
+        x = random_inputs(rng, 6, cols)
+        expected = linear_model.linear(m, [linear_model.pack(ENCODING[format], row) for row in x])
+        check(linear("scalar", m, pack_all("scalar", format, x)), expected, f"{cols} columns")
+
+
+@pytest.mark.parametrize("level", FAST_LEVELS)
+@pytest.mark.parametrize("rows", [1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 20])
+@pytest.mark.parametrize("format", FORMATS)
+def test_levels_agree(level: str, format: str, rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    for cols, block, float_scales in shapes(format, (1, 2, 3, 5, 17, 33)):
+        m = random_matrix(rng, format, rows, cols, block, float_scales, extreme=rows % 4 == 1)
+        packed = pack_all("scalar", format, random_inputs(rng, 4 if cols > 2000 else 7, cols))
+        expected = linear("scalar", m, packed)
+        for n in (1, len(packed)):
+            check(linear(level, m, packed[:n]), expected[:n], f"{cols} columns, {n} inputs")
+
+
+@pytest.mark.parametrize("level", FAST_LEVELS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_any_number_of_inputs(level: str, format: str) -> None:
+    """1 .. 9, 16, 33 and more inputs than one pass takes; each input's result is that of the input alone."""
+    rng = np.random.default_rng(7)
+    block = (128, 128) if format == "FP8_E4M3" else None
+    cols = 2 * UNIT[format] if UNIT[format] > 1 else 301
+    m = random_matrix(rng, format, 11, cols, block)
+    packed = pack_all("scalar", format, random_inputs(rng, 150, cols))
+    expected = linear("scalar", m, packed)
+    for n in (*range(1, 10), 16, 33, 64, 65, 150):
+        check(linear(level, m, packed[:n]), expected[:n], f"{n} inputs")
+
+
+@pytest.mark.parametrize("level", FAST_LEVELS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_inputs_wider_than_one_pass(level: str, format: str) -> None:
+    """Rows so wide that only the least number of inputs fits a pass; several chunks of columns and a short last one."""
+    rng = np.random.default_rng(8)
+    block = (32, 32) if format == "FP8_E4M3" else None
+    cols = 256 * 131 if UNIT[format] > 1 else 256 * 131 + 37
+    m = random_matrix(rng, format, 2, cols, block)
+    packed = pack_all("scalar", format, random_inputs(rng, 9, cols))
+    check(linear(level, m, packed), linear("scalar", m, packed), f"{cols} columns")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("format", FORMATS)
+def test_any_range_of_rows(level: str, format: str) -> None:
+    rng = np.random.default_rng(9)
+    block = (32, 32) if format == "FP8_E4M3" else None
+    cols = UNIT[format] if UNIT[format] > 1 else 77
+    m = random_matrix(rng, format, 37, cols, block)
+    packed = pack_all("scalar", format, random_inputs(rng, 3, cols))
+    whole = linear("scalar", m, packed)
+    for row0, row1 in ((0, 0), (0, 1), (1, 2), (3, 12), (5, 37), (31, 34), (36, 37), (37, 37), (0, 37)):
+        for n in (1, 3):
+            check(linear(level, m, packed[:n], row0, row1), np.ascontiguousarray(whole[:n, row0:row1]), f"{row0}..{row1}")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("format", INTEGER)
+def test_each_column_meets_its_own_weight(level: str, format: str) -> None:
+    """Case A01 as a product: a row times the unit vector of column k is the weight of column k, for every k of two blocks.
+
+    The unit vector packs to code 127 under scale 1/127; blocks without it have scale 0. The expected value is built
+    from the decoded weight's integer code, so nothing of the order inside a block is shared with the product.
+    """
+    rng = np.random.default_rng(11)
+    cols = 2 * UNIT[format]
+    m = random_matrix(rng, format, 9, cols)
+    packed = pack_all(level, format, np.eye(cols, dtype=np.float32))
+    got = linear(level, m, packed)
+    one_by_one = np.concatenate([linear(level, m, packed[k : k + 1]) for k in range(cols)])
+    check(one_by_one, got, "unit vectors one by one")
+    da = np.float32(1) / np.float32(127)
+    rows = np.arange(9)
+    for k in range(cols):
+        b, i = divmod(k, UNIT[format])
+        if format == "Q4_K":
+            codes, sc, low, d, dmin = linear_model.q4_k(m)
+            expected = fma32((127 * codes * sc[..., None])[rows, b, i // 32, i % 32].astype(np.float32), d[:, b] * da, 0 * rows)
+            expected = fma32((127 * low)[rows, b, i // 32].astype(np.float32), -(dmin[:, b] * da), expected)
+        elif format == "Q6_K":
+            codes, sc, d = linear_model.q6_k(m)
+            expected = fma32((127 * codes * sc[..., None])[rows, b, i // 16, i % 16].astype(np.float32), d[:, b] * da, 0 * rows)
+        else:
+            codes, d = linear_model.codes32(m)
+            expected = fma32((127 * codes)[rows, b, i].astype(np.float32), d[:, b] * da, 0 * rows)
+        check(got[k], expected, f"column {k}")
+
+
+def filled(format: str, byte: int, blocks: int) -> Stored:
+    """Three rows whose code bytes (and sub-scales) are all `byte`, under scales of one."""
+    data = np.full((3 * blocks, linear_model.BLOCK_BYTES[format][1]), byte, np.uint8)
+    one = np.array([1], np.float16).view(np.uint8)
+    cols = blocks * UNIT[format]
+    if format == "MXFP4_PAIRS":
+        return Stored(format, data.ravel(), 3, cols, np.full(3 * blocks, 127, np.uint8), (1, 32))
+    if format == "MXFP4":
+        data[:, 0] = 127
+    elif format == "Q6_K":
+        data[:, 208:] = one
+    else:
+        data[:, :2] = one
+        if format == "Q4_K":
+            data[:, 2:4] = one
+    return Stored(format, data.ravel(), 3, cols)
+
+
+@pytest.mark.parametrize("byte", [0x00, 0x77, 0x7F, 0x80, 0x88, 0xFF])
+@pytest.mark.parametrize("format", INTEGER)
+@pytest.mark.parametrize("level", LEVELS)
+def test_integer_sums_at_their_largest(level: str, format: str, byte: int) -> None:
+    """Every code at an end of its range against activations at the clamp, all of one sign and alternating: the sums in
+    16 bits come as close to their limit as they can."""
+    m = filled(format, byte, 3)
+    up = np.ones(m.cols, np.float32)
+    swing = np.where(np.arange(m.cols) % 2 == 0, up, -up)
+    x = np.stack([up, -up, swing, -swing, np.where(np.arange(m.cols) % 4 < 2, up, -up)])
+    expected = linear_model.linear(m, [linear_model.pack(ENCODING[format], row) for row in x])
+    packed = pack_all(level, format, x)
+    check(linear(level, m, packed), expected, "together")
+    check(np.concatenate([linear(level, m, packed[t : t + 1]) for t in range(5)]), expected, "one by one")
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_zero_input_gives_plus_zero(level: str, format: str) -> None:
+    cols = UNIT[format] if UNIT[format] > 1 else 45
+    m = random_matrix(np.random.default_rng(3), format, 9, cols, (32, 32) if format == "FP8_E4M3" else None)
+    for x in (np.zeros((5, cols), np.float32), -np.zeros((5, cols), np.float32)):
+        packed = pack_all(level, format, x)
+        for n in (1, 5):
+            assert linear(level, m, packed[:n]).tobytes() == bytes(4 * 9 * n)
+
+
+@pytest.mark.parametrize("level", FAST_LEVELS)
+@pytest.mark.parametrize("format", FLOAT)
+def test_lanes_keep_a_minus_zero(level: str, format: str) -> None:
+    """Products that underflow leave -0 in a lane; a short last group of columns must not add +0 to the lanes it lacks."""
+    tiny = {"F32": np.float32(-1e-30), "F16": np.float16(-6e-8), "BF16": np.float32(-1e-30)}[format]
+    for cols in range(1, 50):
+        values = np.full(cols, tiny)
+        data = (values.view(np.uint32) >> 16).astype(np.uint16) if format == "BF16" else values
+        m = Stored(format, np.ascontiguousarray(data).view(np.uint8), 1, cols)
+        x = np.full((4, cols), 1e-40, np.float32)
+        packed = pack_all("scalar", format, x)
+        expected = linear_model.linear(m, [linear_model.pack("F32", row) for row in x])
+        assert expected.tobytes() == np.full((4, 1), -0.0, np.float32).tobytes() or cols < 16
+        for n in (1, 4):
+            check(linear(level, m, packed[:n]), np.ascontiguousarray(expected[:n]), f"{cols} columns")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_every_fp8_code_times_every_position(level: str) -> None:
+    """All 254 numbers of E4M3 at all positions of a 32-wide step: exact products with 1.0 and with 2^-100."""
+    codes = np.array([c for c in range(256) if c & 0x7F != 0x7F], np.uint8)
+    values = linear_model.floats(Stored("FP8_E4M3", codes, 1, 254))[0]
+    for unit in (np.float32(1), np.float32(2.0**-100)):
+        data = np.repeat(codes, 32)
+        m = Stored("FP8_E4M3", data, 254, 32, np.full(8, 127, np.uint8), (32, 32))
+        packed = pack_all(level, "FP8_E4M3", np.eye(32, dtype=np.float32) * unit)
+        together = linear(level, m, packed)
+        alone = np.concatenate([linear(level, m, packed[k : k + 1]) for k in range(32)])
+        expected = np.repeat((values * unit + np.float32(0))[None], 32, axis=0)
+        check(together, expected, "together")
+        check(alone, expected, "alone")
+
+
+@pytest.mark.parametrize("format", ["FP8_E4M3", "MXFP4", "MXFP4_PAIRS"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_nan_weights_are_not_lost(level: str, format: str) -> None:
+    """A NaN code or scale makes its rows NaN, and no other row."""
+    rng = np.random.default_rng(4)
+    cols, block = 96, (32, 32) if format == "FP8_E4M3" else None
+    m = random_matrix(rng, format, 40, cols, block)
+    data, scales = m.data.copy(), None if m.scales is None else m.scales.copy()
+    expected = np.zeros(40, bool)
+    if format == "MXFP4":
+        data.reshape(40, 3, 17)[[3, 20], 1, 0] = 255
+        expected[[3, 20]] = True
+    elif format == "MXFP4_PAIRS":
+        assert scales is not None
+        scales.reshape(40, 3)[[3, 20], 2] = 255
+        expected[[3, 20]] = True
+    else:
+        assert scales is not None
+        data.reshape(40, 96)[[3, 20], [0, 95]] = [0x7F, 0xFF]
+        scales.reshape(2, 3)[1, 1] = 255
+        expected[[3, 20, *range(32, 40)]] = True
+    broken = Stored(m.format, data, m.rows, m.cols, scales, m.block)
+    packed = pack_all(level, format, random_inputs(rng, 4, cols)[[0, 2, 0, 2]])
+    for n in (1, 4):
+        assert (np.isnan(linear(level, broken, packed[:n])) == expected).all()
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("level", LEVELS)
+def test_close_to_the_product_in_float64(level: str, format: str) -> None:
+    """Within what rounding the activations can cost: half a step of 1/127 of the block's maximum a value, or 2^-9 for bf16."""
+    rng = np.random.default_rng(6)
+    cols = 1024
+    m = random_matrix(rng, format, 16, cols, (128, 128) if format == "FP8_E4M3" else None)
+    x = rng.standard_normal((4, cols)).astype(np.float32)
+    w = linear_model.decoded(m).astype(np.float64)
+    width = {"A8x32": 32, "A8x256": 256}.get(ENCODING[format])
+    if width:
+        step = np.abs(x).reshape(4, -1, width).max(axis=2).repeat(width, axis=1) / 254
+    else:
+        step = np.abs(x) * (2.0**-9 if ENCODING[format] == "BF16" else 0)
+    bound = step @ np.abs(w).T + 1e-5 * (np.abs(x) @ np.abs(w).T)
+    assert (np.abs(linear(level, m, pack_all(level, format, x)) - x.astype(np.float64) @ w.T) <= bound).all()
+
+
+def test_the_models_fma_rounds_once() -> None:
+    """Against integers: a * b + c of 24-bit numbers, with c far enough away that two roundings would go wrong."""
+    rng = np.random.default_rng(0)
+    for shift in range(0, 60, 3):
+        a, b, c = (rng.integers(-(2**24) + 1, 2**24, 200) for _ in range(3))
+        scale = np.exp2(-shift)
+        got = fma32(a.astype(np.float32), b.astype(np.float32), (c * scale).astype(np.float32))
+        for i in range(200):
+            exact = int(a[i]) * int(b[i]) * 2**shift + int(c[i])  # times 2^-shift
+            assert float(got[i]) == nearest_f32(exact) * scale
+
+
+def nearest_f32(value: int) -> float:
+    """An integer rounded to 24 bits, ties to even."""
+    drop = max(0, abs(value).bit_length() - 24)
+    quotient, rest = divmod(abs(value), 1 << drop)
+    if 2 * rest > 1 << drop or (2 * rest == 1 << drop and quotient & 1):
+        quotient += 1
+    return float(quotient << drop) * (1 if value >= 0 else -1)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_q6_k_row_of_three_blocks(level: str) -> None:
+    """Case A03 as a product: blocks of all ones under scales 1, 2 and -0.5."""
+    data = np.zeros((3, 210), np.uint8)
+    data[:, :128], data[:, 128:192], data[:, 192:208] = 0x11, 0xAA, 1
+    data[:, 208:] = np.array([1.0, 2.0, -0.5], np.float16).view(np.uint8).reshape(3, 2)
+    m = Stored("Q6_K", data.ravel(), 1, 768)
+    x = np.repeat(np.array([[127, 0, 0], [0, 127, 0], [0, 0, 127], [127, 127, 127]], np.float32), 256, axis=1)
+    packed = pack_all(level, "Q6_K", x)
+    expected = [127.0 * 256 * s for s in (1, 2, -0.5, 2.5)]
+    assert linear(level, m, packed)[:, 0].tolist() == expected
+    assert [linear(level, m, packed[t : t + 1])[0, 0] for t in range(4)] == expected
