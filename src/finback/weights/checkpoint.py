@@ -19,7 +19,7 @@ import numpy as np
 
 from finback.config import GenerationDefaults, ModelConfig
 from finback.errors import ModelFileError, UnsupportedModelError, shown
-from finback.formats.entry import ModelFiles, open_regular
+from finback.formats.entry import ModelFiles, TensorEntry, open_regular
 from finback.formats.gguf import GgufFile, open_gguf
 from finback.formats.names import FolderNames, ModuleNames, Spelling, is_dspark, is_vision
 from finback.formats.safetensors import INDEX_NAME, SINGLE_NAME, open_folder, open_safetensors
@@ -71,6 +71,10 @@ class OpenedCheckpoint:
     def experts(self, prefix: str, matrix: str) -> ExpertStack:
         """Matrix `w1`, `w2` or `w3` of all experts below `prefix`, such as "layers.3.ffn.experts"."""
         return self._resolver.stack(f"{prefix}.{matrix}")
+
+    def stored(self) -> list[TensorEntry]:
+        """Every tensor as its file stores it, in file order."""
+        return list(self._resolver.tensors.values())
 
     @property
     def nbytes(self) -> int:
