@@ -117,4 +117,4 @@ def add_gguf_sampling(writer: GgufWriter, generation: GenerationDefaults) -> Non
     for name, key in GENERATION_KEYS.items():
         value = getattr(generation, name)
         if value is not None:
-            writer.add(key, "u32" if name == "top_k" else "f32", value)
+            writer.add(key, "u32" if name == "top_k" else "f64", value)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -83,12 +84,18 @@ _SCALE_AT: Final = {"Q8_0": (34, 0), "Q4_0": (18, 0), "Q4_K": (144, 0), "Q6_K": 
 _Q4_K_CENTRE: Final = 7.5  # mean of a 4-bit code: what the minimum must take away
 
 
+@lru_cache(maxsize=16)
+def _ladder(format: str, std: float) -> npt.NDArray[np.uint16] | npt.NDArray[np.uint32]:
+    """65,536 values uniform about 0, as stored in a plain format: what two random bytes pick from."""
+    values = np.linspace(-1, 1, 1 << 16, dtype=np.float32) * np.float32(std / _UNIFORM_STD)
+    stored = encode(format, values[None, :]).reshape(-1)
+    return stored.view(np.uint32) if format == "F32" else stored.view(np.uint16)
+
+
 def _shaped(raw: Bytes, format: str, std: float) -> Bytes:
     """Random bytes made valid in `format`: whole blocks, or for plain formats two bytes a value."""
     if format in _PLAIN:
-        ladder = np.linspace(-1, 1, 1 << 16, dtype=np.float32)[None, :] * np.float32(std / _UNIFORM_STD)
-        values = encode(format, ladder).view(np.uint32 if format == "F32" else np.uint16)
-        picked: Bytes = values[raw.view(np.uint16)].view(np.uint8)
+        picked: Bytes = _ladder(format, std)[raw.view(np.uint16)].view(np.uint8)
         return picked
     if format == "FP8_E4M3":
         return np.frombuffer(raw.tobytes().translate(_E4M3_TABLE), np.uint8)

@@ -297,7 +297,7 @@ def _write_sidecars(folder: Path, plan: _Plan) -> None:
     tokenizer = vocabulary.tokenizer_json(plan.config.vocab_size)
     named = {"config.json": config, "generation_config.json": sampling, "tokenizer.json": tokenizer}
     for name, value in named.items():
-        text = json.dumps(value, ensure_ascii=False, indent=1) + "\n"
+        text = json.dumps(value, ensure_ascii=False) + "\n"
         (folder / name).write_text(text, encoding="utf-8")
 
 

@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
 
+import numpy as np
+
 from finback.config import GenerationDefaults, ModelConfig
 from finback.errors import ModelFileError, UnsupportedModelError, shown
 from finback.formats.entry import ModelFiles, open_regular
@@ -180,12 +182,22 @@ def _vocabulary(file: GgufFile, config: ModelConfig) -> GgufVocabulary | None:
         model=file.get_str("tokenizer.ggml.model"),
         pre=file.get_str("tokenizer.ggml.pre"),
         tokens=tokens,
-        token_types=file.get_ints("tokenizer.ggml.token_type", 0, 255, length=len(tokens)),
+        token_types=_token_types(file, len(tokens)),
         merges=file.get_strings("tokenizer.ggml.merges"),
         bos_id=file.get_int("tokenizer.ggml.bos_token_id", 0, last),
         eos_id=file.get_int("tokenizer.ggml.eos_token_id", 0, last),
         pad_id=config.pad_token_id,
     )
+
+
+def _token_types(file: GgufFile, count: int) -> list[int]:
+    """One number per token; their meaning is the tokenizer's business."""
+    types = file.metadata.get("tokenizer.ggml.token_type")
+    if not isinstance(types, np.ndarray) or len(types) != count:
+        found = "missing" if types is None else f"{shown(types)}"
+        problem = f"tokenizer.ggml.token_type is {found}; {count} integers are expected, one per token"
+        raise ModelFileError(file.paths[0], problem)
+    return [int(kind) for kind in types.tolist()]
 
 
 # ---- Hugging Face -----------------------------------------------------------------------------------------------
@@ -201,9 +213,9 @@ def _open_hf(path: Path, cache_rounding: bool) -> OpenedCheckpoint:
     # Any shard stands for its folder; a file with another name is a model of its own.
     sharded = os.path.lexists(folder / INDEX_NAME) and "-of-" in path.name
     files: ModelFiles = open_folder(folder) if is_folder or sharded else open_safetensors(path)
-    prefix = "model." if any(name.startswith("model.") for name in files.tensors) else ""
-    bare = {name.removeprefix(prefix) for name in files.tensors if name.startswith((prefix + "mtp.", "mtp."))}
-    dspark = any(is_dspark(name) for name in bare)
+    bare = _bare_names(files)
+    prefix = "model." if "model.norm.weight" in files.tensors else ""
+    dspark = any(map(is_dspark, bare))
     config = config_from_hf(
         raw, config_path, drafts=0 if dspark else draft_blocks(bare), cache_rounding=cache_rounding
     )
@@ -260,7 +272,8 @@ def _finish(
     resolver.require(model_tensors(config))
     _refuse_contradictions(resolver, config)
     notes: list[str] = []
-    dspark = any(is_dspark(name.removeprefix("model.")) for name in files.tensors)
+    bare = _bare_names(files)
+    dspark = any(map(is_dspark, bare))
     if dspark:
         notes.append("the draft stages (mtp.*) are DSpark, which finback does not run; drafting is off")
     wanted = list(draft_tensors(config))
@@ -270,13 +283,18 @@ def _finish(
         config = replace(config, mtp_layers=())
     else:
         resolver.require(wanted)
-    if any(is_vision(name.removeprefix("model.")) for name in files.tensors):
+    if any(map(is_vision, bare)):
         notes.append("the picture encoder is not used: finback reads text only")
     preview = "v4-preview" if config.mtp_layers else None
     dialect = "v4-0731" if dspark else preview
     return OpenedCheckpoint(
         kind, config, files.paths, generation, tokenizer, dialect, tuple(notes), resolver
     )
+
+
+def _bare_names(files: ModelFiles) -> list[str]:
+    """Names without the prefix of some folders, routed experts left out: they are most of a model."""
+    return [name.removeprefix("model.") for name in files.tensors if ".experts." not in name]
 
 
 def _refuse_contradictions(resolver: Resolver, config: ModelConfig) -> None:

@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import Any, Final
 
+import numpy as np
+
 from finback.config import INTEGERS, REALS, GenerationDefaults, LayerConfig, ModelConfig, RopeConfig
 from finback.errors import ConfigError, ModelFileError, UnsupportedModelError, shown
 from finback.formats.gguf import GgufFile
@@ -79,7 +81,7 @@ def config_from_gguf(file: GgufFile, *, cache_rounding: bool = True) -> tuple[Mo
         if field != "num_key_value_heads"
     }
     file.get_ints(_key(INTEGER_KEYS["num_key_value_heads"]), *INTEGERS["num_key_value_heads"])
-    numbers |= {field: file.get_float(_key(key), *REALS[field]) for field, key in REAL_KEYS.items()}
+    numbers |= {field: _real(file, key, field) for field, key in REAL_KEYS.items()}
     rope, compress_rope = _ropes(file)
     try:
         return ModelConfig(
@@ -130,6 +132,16 @@ def draft_blocks(names: Iterable[str]) -> int:
 
 def _key(name: str) -> str:
     return f"{ARCHITECTURE}.{name}"
+
+
+def _real(file: GgufFile, key: str, limit: str, *, default: float | None = None) -> float:
+    return _shortest(file.get_float(_key(key), *REALS[limit], default=default))
+
+
+def _shortest(value: float) -> float:
+    """What was meant by a number that a GGUF file holds in 32 bits: 1e-06, not 9.999999974752427e-07."""
+    single = np.float32(value)
+    return float(str(single)) if single == value else value
 
 
 def _spelled(field: str) -> str:
@@ -197,7 +209,7 @@ def _swiglu_limit(file: GgufFile) -> float:
     keys = [_key("swiglu_clamp_exp")]
     if _key("swiglu_clamp_shexp") in file.metadata:
         keys.append(_key("swiglu_clamp_shexp"))
-    found = {value for key in keys for value in file.get_floats(key, *REALS["swiglu_limit"])}
+    found = {_shortest(value) for key in keys for value in file.get_floats(key, *REALS["swiglu_limit"])}
     if len(found) != 1:
         problem = f"{' and '.join(keys)} hold {shown(sorted(found))}; finback runs one limit for all experts"
         raise UnsupportedModelError(file.paths[0], problem)
@@ -217,8 +229,8 @@ def _vocabulary(file: GgufFile) -> int:
 
 def _ropes(file: GgufFile) -> tuple[RopeConfig, RopeConfig]:
     """Window-only layers turn without YaRN, compressed ones with it (spec section 3.4)."""
-    main = RopeConfig(file.get_float(_key("rope.freq_base"), *REALS["theta"]))
-    theta = file.get_float(_key("attention.compress_rope_freq_base"), *REALS["theta"])
+    main = RopeConfig(_real(file, "rope.freq_base", "theta"))
+    theta = _real(file, "attention.compress_rope_freq_base", "theta")
     kind = file.get_str(_key("rope.scaling.type"), default="none")
     if kind == "none":
         # A missing type beside a factor is a damaged file, not one without YaRN.
@@ -229,10 +241,10 @@ def _ropes(file: GgufFile) -> tuple[RopeConfig, RopeConfig]:
     if kind != "yarn":
         problem = f"{_key('rope.scaling.type')} is {shown(kind)}; finback runs 'yarn' and 'none'"
         raise UnsupportedModelError(file.paths[0], problem)
-    fast = file.get_float(_key("rope.scaling.yarn_beta_fast"), *REALS["beta_fast"], default=32.0)
-    slow = file.get_float(_key("rope.scaling.yarn_beta_slow"), *REALS["beta_slow"], default=1.0)
+    fast = _real(file, "rope.scaling.yarn_beta_fast", "beta_fast", default=32.0)
+    slow = _real(file, "rope.scaling.yarn_beta_slow", "beta_slow", default=1.0)
     length = file.get_int(_key("rope.scaling.original_context_length"), *INTEGERS["original_context"])
-    factor = file.get_float(_key("rope.scaling.factor"), *REALS["factor"])
+    factor = _real(file, "rope.scaling.factor", "factor")
     try:
         return main, RopeConfig(theta, factor, length, fast, slow)
     except ConfigError as error:
