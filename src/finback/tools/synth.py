@@ -64,7 +64,7 @@ _SHAPES: Final[Mapping[Arch, tuple[Mapping[str, Any], tuple[int, ...]]]] = {
     ),
 }  # fmt: skip
 _HASHED: Final = 3
-_SHARDS: Final = 46
+_SHARD_BYTES: Final = 5 << 30
 _FP8_BLOCK: Final = (128, 128)
 
 
@@ -80,6 +80,7 @@ def synth(
     drafts: int = 1,
     seed: int = 0,
     alias: bool = False,
+    shards: int | None = None,
     progress: Progress | None = None,
 ) -> ModelConfig:
     """Writes a random model to `out`: one GGUF file if the name ends in .gguf, else a new folder.
@@ -87,7 +88,7 @@ def synth(
     `layers`, `experts` and `vocab` replace the numbers of `arch`; layers keep its order of kinds. Formats are keys
     of FORMATS: of routed experts (default MXFP4; MXFP4_PAIRS in a folder) and of the large matrices (default Q8_0;
     FP8_E4M3 in a folder). `drafts` MTP blocks follow. With `alias`, like layers of a GGUF file share their bytes.
-    Needs memory for a few pieces of 4 MiB. Raises RequestError for an argument out of range, and for an `out` that
+    A folder has at most `shards` files, without it one per 5 GiB. Needs memory for a few pieces of 4 MiB. Raises RequestError for an argument out of range, and for an `out` that
     exists.
     """
     place = Path(out)
@@ -98,12 +99,16 @@ def synth(
         plan = _Plan(config, experts_format or "MXFP4", dense_format or "Q8_0", RandomBytes(seed), gguf=True)
         _write_gguf(place, plan, alias, progress)
     elif alias:
-        raise RequestError("alias is True; only GGUF files can share bytes between tensors: let out end in .gguf")
+        raise RequestError(
+            "alias is True; only GGUF files can share bytes between tensors: let out end in .gguf"
+        )
     else:
         plan = _Plan(
             config, experts_format or "MXFP4_PAIRS", dense_format or "FP8_E4M3", RandomBytes(seed), gguf=False
         )
-        _write_folder(place, plan, progress)
+        if shards is not None and shards < 1:
+            raise RequestError(f"shards is {shards}; allowed are numbers from 1")
+        _write_folder(place, plan, shards, progress)
     return config
 
 
@@ -127,6 +132,7 @@ def synth_config(
     stack = tuple(layer_of_ratio(i, ratios[i], hashed=i < _HASHED) for i in range(count))
     numbers = {**_COMMON, **shape}
     numbers["vocab_size"] = numbers["vocab_size"] if vocab is None else vocab
+    vocabulary.check_size(numbers["vocab_size"])
     if experts is not None:
         numbers["n_routed_experts"] = experts
         numbers["num_experts_per_tok"] = min(numbers["num_experts_per_tok"], experts)
@@ -204,7 +210,9 @@ class _Plan:
 def _check_formats(plan: _Plan, most: frozenset[str]) -> None:
     for field, format in (("experts_format", plan.experts_format), ("dense_format", plan.dense_format)):
         if format not in most:
-            raise RequestError(f"{field} is {shown(format)}; this kind of file holds {', '.join(sorted(most))}")
+            raise RequestError(
+                f"{field} is {shown(format)}; this kind of file holds {', '.join(sorted(most))}"
+            )
 
 
 class _Counter:
@@ -235,7 +243,9 @@ def _write_gguf(path: Path, plan: _Plan, alias: bool, progress: Progress | None)
         add_gguf_vocabulary(writer, config, vocabulary.PRE_TOKENIZER, tokens, types, ())
         total = 0
         for tensor in plan.tensors():
-            member = f"{tensor.name[:-2]}0.{tensor.name[-2:]}.weight" if tensor.role == "experts" else tensor.name
+            member = (
+                f"{tensor.name[:-2]}0.{tensor.name[-2:]}.weight" if tensor.role == "experts" else tensor.name
+            )
             spelled = names.spell(member)
             assert spelled is not None, "the inventory and the tables of names agree"
             key = _alike(tensor, config) if alias else tensor.name
@@ -269,14 +279,17 @@ def _alike(tensor: Expected, config: ModelConfig) -> str:
 # ---- folder -----------------------------------------------------------------------------------------------------
 
 
-def _write_folder(folder: Path, plan: _Plan, progress: Progress | None) -> None:
+def _write_folder(folder: Path, plan: _Plan, shards: int | None, progress: Progress | None) -> None:
     _check_formats(plan, frozenset({"F32", "F16", "BF16", "FP8_E4M3", "MXFP4_PAIRS"}))
     stored = [item for tensor in plan.tensors() for item in _stored(plan, tensor)]
-    total = sum(row_bytes(s.format, s.shape[-1]) * int(np.prod(s.shape[:-1], dtype=np.int64)) for s in stored)
+    sizes = [row_bytes(s.format, s.shape[-1]) * int(np.prod(s.shape[:-1], dtype=np.int64)) for s in stored]
+    total = sum(sizes)
+    # Room for one tensor more than an equal share, so that no rest is left for a further shard.
+    limit = _SHARD_BYTES if shards is None else -(-total // shards) + max(sizes)
     folder.mkdir(parents=True)
     _write_sidecars(folder, plan)
     counter = _Counter(total, progress)
-    with SafetensorsFolderWriter(folder, shard_bytes=max(1 << 20, -(-total // (_SHARDS - 1)))) as writer:
+    with SafetensorsFolderWriter(folder, shard_bytes=limit) as writer:
         for item in stored:
             writer.declare(item.name, item.format, item.shape)
         for item in stored:
