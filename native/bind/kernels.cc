@@ -387,7 +387,6 @@ void bind_kernels(nb::module_& parent) {
     bind_rows(m);
     bind_attention(m);
     bind_rest(m);
-    bind_linear_kernels(m);
 }
 
 }  // namespace finback

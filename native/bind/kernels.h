@@ -42,6 +42,4 @@ const Table& level_table(const std::string& level);
 // Raises ValueError with the sentence unless good.
 void check(bool good, const char* sentence);
 
-void bind_linear_kernels(nb::module_& m);
-
 }  // namespace finback

@@ -1,6 +1,7 @@
 // Memory as Python sees it: mapped files, buffers, and the matrices and values that lie in them. Checks that
 // every matrix lies within its file; after that the kernels trust the numbers.
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>

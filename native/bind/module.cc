@@ -60,7 +60,7 @@ std::vector<KernelInfo> kernel_infos() {
 NB_MODULE(_native, m) {
     using namespace finback;
     m.def("levels", &level_infos);
-    m.def("kernels", &kernel_infos);
+    m.def("kernel_table", &kernel_infos);
     m.def("pool_owner", &pool_owner);
     m.def("pool_workers", &pool_workers);
     bind_memory(m);

@@ -2,6 +2,7 @@
 // rows. Checks that everything a layout points at lies within the frontier or the page, and that a batch's
 // rows are what the operations assume: ids in the vocabulary, one run of consecutive positions per sequence.
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 

@@ -23,33 +23,32 @@ void pool_close(const float* l, const float* a, int64_t n, float* row) {
 
 // ---- dot products of several rows with several rows
 
-// out[h * out_stride + k] = dot16(x_h, y[k]) for H rows x (at stride x_stride) and K rows y. H * K sums of two registers
-// each run side by side: one alone would wait for the latency of every fma.
+// out[h * out_stride + k] = dot16(x_h, y[k]) for H rows x (at stride x_stride) and K rows y. One part of the lanes after the
+// other, H * K sums side by side: one sum alone would wait for the latency of every fma.
 template <int H, int K>
 FINBACK_INLINE void dot_tile(const float* x, int64_t x_stride, const float* const* y, int64_t d, float* out,
                              int64_t out_stride) {
-    f32x16 lane[H][K];
-    for (int h = 0; h < H; ++h)
-        for (int k = 0; k < K; ++k) lane[h][k] = broadcast(0.0f);
-    int64_t c = 0;
-    for (; c + 16 <= d; c += 16) {
-        f32x16 right[K];
-        for (int k = 0; k < K; ++k) right[k] = load(y[k] + c);
-        for (int h = 0; h < H; ++h) {
-            const f32x16 left = load(x + h * x_stride + c);
-            for (int k = 0; k < K; ++k) lane[h][k] = fma(left, right[k], lane[h][k]);
-        }
-    }
-    if (c < d) {
-        const m32x16 real = first_lanes(d - c);
+    float lane[H][K][16];
+    const int64_t whole = d / 16 * 16;
+    for (int part = 0; part < kParts; ++part) {
+        const int at = part * kPartLanes;
+        Part sum[H][K];
         for (int h = 0; h < H; ++h)
-            for (int k = 0; k < K; ++k) {
-                const f32x16 next = fma(load_tail(x + h * x_stride + c, d - c), load_tail(y[k] + c, d - c), lane[h][k]);
-                lane[h][k] = select(real, next, lane[h][k]);
+            for (int k = 0; k < K; ++k) sum[h][k] = part_zero();
+        for (int64_t c = at; c < whole; c += 16) {
+            Part right[K];
+            for (int k = 0; k < K; ++k) right[k] = part_load(y[k] + c);
+            for (int h = 0; h < H; ++h) {
+                const Part left = part_load(x + h * x_stride + c);
+                for (int k = 0; k < K; ++k) sum[h][k] = part_fma(left, right[k], sum[h][k]);
             }
+        }
+        for (int h = 0; h < H; ++h)
+            for (int k = 0; k < K; ++k) part_store(lane[h][k] + at, sum[h][k]);
     }
     for (int h = 0; h < H; ++h)
-        for (int k = 0; k < K; ++k) out[h * out_stride + k] = tree16(lane[h][k]);
+        for (int k = 0; k < K; ++k)
+            out[h * out_stride + k] = tree16(dot_tail(load(lane[h][k]), x + h * x_stride, y[k], whole, d));
 }
 
 // dot_tile for any number of rows y.
@@ -57,21 +56,21 @@ template <int H>
 void dot_block(const float* x, int64_t x_stride, const float* const* y, int64_t n, int64_t d, float* out,
                int64_t out_stride) {
     int64_t i = 0;
-    for (; i + 2 <= n; i += 2) dot_tile<H, 2>(x, x_stride, y + i, d, out + i, out_stride);
-    if (i < n) dot_tile<H, 1>(x, x_stride, y + i, d, out + i, out_stride);
+    for (; i + kDotKeys <= n; i += kDotKeys) dot_tile<H, kDotKeys>(x, x_stride, y + i, d, out + i, out_stride);
+    for (; i < n; ++i) dot_tile<H, 1>(x, x_stride, y + i, d, out + i, out_stride);
 }
 
-// out[h * out_stride + i] = dot16(x_h, y[i]). Blocks of eight key rows stay in the first-level cache while the heads pass
-// over them, so each key row comes from memory once for all heads.
+// out[h * out_stride + i] = dot16(x_h, y[i]). A block of key rows stays in the first-level cache while the heads pass over
+// it, so each key row comes from memory once for all heads.
 void dot_rows(const float* x, int64_t x_stride, int64_t heads, const float* const* y, int64_t n, int64_t d, float* out,
               int64_t out_stride) {
-    constexpr int64_t kKeyBlock = 8;
+    constexpr int64_t kKeyBlock = 2 * kDotKeys;
     for (int64_t i = 0; i < n; i += kKeyBlock) {
         const int64_t rows = n - i < kKeyBlock ? n - i : kKeyBlock;
         int64_t h = 0;
-        for (; h + 2 <= heads; h += 2)
-            dot_block<2>(x + h * x_stride, x_stride, y + i, rows, d, out + h * out_stride + i, out_stride);
-        if (h < heads)
+        for (; h + kDotHeads <= heads; h += kDotHeads)
+            dot_block<kDotHeads>(x + h * x_stride, x_stride, y + i, rows, d, out + h * out_stride + i, out_stride);
+        for (; h < heads; ++h)
             dot_block<1>(x + h * x_stride, x_stride, y + i, rows, d, out + h * out_stride + i, out_stride);
     }
 }
@@ -79,7 +78,7 @@ void dot_rows(const float* x, int64_t x_stride, int64_t heads, const float* cons
 // ---- section 12
 
 constexpr int64_t kHeadGroup = 64;  // heads whose denominators are kept on the stack at once
-constexpr int64_t kRowBlock = 32;   // key rows of one pass of the value sums: 64 KB at 512 channels, second-level cache
+constexpr int64_t kRowBlock = 8;   // key rows of one pass of the value sums: 64 KB at 512 channels, second-level cache
 
 // Turns one head's products into exp weights, in place, and returns the denominator.
 FINBACK_INLINE float exp_weights(float* t, int64_t n, float scale, float sink) {

@@ -19,12 +19,18 @@ FINBACK_INLINE void store_some(float* p, f32x16 x, int64_t lanes) {
 
 // ---- section 2
 
+// The step of a dot product over items whole .. n - 1, fewer than sixteen. Lanes without an item are kept.
+FINBACK_INLINE f32x16 dot_tail(f32x16 lane, const float* x, const float* y, int64_t whole, int64_t n) {
+    const int64_t rest = n - whole;
+    if (rest == 0) return lane;
+    return select(first_lanes(rest), fma(load_tail(x + whole, rest), load_tail(y + whole, rest), lane), lane);
+}
+
 FINBACK_INLINE float dot16(const float* x, const float* y, int64_t n) {
+    const int64_t whole = n / 16 * 16;
     f32x16 lane = broadcast(0.0f);
-    int64_t i = 0;
-    for (; i + 16 <= n; i += 16) lane = fma(load(x + i), load(y + i), lane);
-    if (i < n) lane = select(first_lanes(n - i), fma(load_tail(x + i, n - i), load_tail(y + i, n - i), lane), lane);
-    return tree16(lane);
+    for (int64_t i = 0; i < whole; i += 16) lane = fma(load(x + i), load(y + i), lane);
+    return tree16(dot_tail(lane, x, y, whole, n));
 }
 
 // A lane of sums is never -0 (it starts from +0), so the +0 of a tail changes nothing.

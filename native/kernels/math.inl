@@ -5,7 +5,7 @@
 FINBACK_INLINE f32x16 negate(f32x16 x) { return as_floats(as_bits(x) + broadcast(INT32_MIN)); }
 FINBACK_INLINE f32x16 magnitude(f32x16 x) { return as_floats(as_bits(x) & broadcast(INT32_MAX)); }
 
-// 0.87 ulp. Below -87 the answer is +0, above 88.72283 it is +inf. Between them p stays in (0.7, 1.42), and the exponent
+// 0.895 ulp, over all floats. Below -87 the answer is +0, above 88.72283 it is +inf. Between them p stays in (0.7, 1.42), and the exponent
 // field of the sum in 1 .. 254: adding n to it neither leaves the normal numbers nor rounds.
 FINBACK_INLINE f32x16 exp(f32x16 x) {
     const f32x16 one = broadcast(1.0f);
@@ -32,7 +32,7 @@ FINBACK_INLINE f32x16 sigmoid(f32x16 x) {
 
 FINBACK_INLINE f32x16 silu(f32x16 x) { return x / (broadcast(1.0f) + exp(negate(x))); }
 
-// 1.91 ulp for 0 <= e <= 1: log1p(e) = 2 artanh(s), s = e / (2 + e).
+// 1.97 ulp for 0 <= e <= 1: log1p(e) = 2 artanh(s), s = e / (2 + e).
 FINBACK_INLINE f32x16 log1p(f32x16 e) {
     const f32x16 s = e / (broadcast(2.0f) + e);
     const f32x16 z = s * s;

@@ -14,8 +14,10 @@
 namespace finback {
 namespace {
 
-// Heads of one value tile in attention.inl: 2 registers each plus 2 of the key row and a broadcast fit in 16.
-constexpr int kValueHeads = 4;
+// Tiles of attention.inl. Value sums: 2 registers a head, 2 of the key row and a broadcast. Dot products run over one part
+// (register) of the lanes at a time: 4 heads * 3 keys are 12 independent fma chains, with 3 keys and a query 16 registers,
+// and 7 loads feed 12 fma. Two whole vectors by two would need 12 loads for 8.
+constexpr int kValueHeads = 4, kDotHeads = 4, kDotKeys = 3;
 
 struct m32x16 {  // a truth value per lane: all ones or all zeros
     __m256 lo, hi;
@@ -26,6 +28,10 @@ struct i32x16 {
 struct f32x16 {
     __m256 lo, hi;
 };
+
+// The lanes as kParts registers of kPartLanes, for loops that need many sums at once.
+using Part = __m256;
+constexpr int kParts = 2, kPartLanes = 8;
 
 FINBACK_INLINE uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
 FINBACK_INLINE float float_of(uint32_t x) { return __builtin_bit_cast(float, x); }
@@ -130,6 +136,11 @@ FINBACK_INLINE f32x16 sqrt(f32x16 a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt
 // maxps and minps return the second operand unless the comparison holds: exactly `a > b ? a : b` and `a < b ? a : b`.
 FINBACK_INLINE f32x16 max(f32x16 a, f32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
 FINBACK_INLINE f32x16 min(f32x16 a, f32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+
+FINBACK_INLINE Part part_zero() { return _mm256_setzero_ps(); }
+FINBACK_INLINE Part part_load(const float* p) { return _mm256_loadu_ps(p); }
+FINBACK_INLINE Part part_fma(Part a, Part b, Part c) { return _mm256_fmadd_ps(a, b, c); }
+FINBACK_INLINE void part_store(float* p, Part x) { _mm256_storeu_ps(p, x); }
 
 // ---- bits and integers
 

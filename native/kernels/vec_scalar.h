@@ -13,8 +13,8 @@
 namespace finback {
 namespace {
 
-// Tile shapes of attention.inl that suit this level: accumulators of a tile live in memory here, so small is best.
-constexpr int kValueHeads = 2;
+// Tiles of attention.inl: accumulators live in memory here, so small ones are best.
+constexpr int kValueHeads = 2, kDotHeads = 2, kDotKeys = 2;
 
 struct m32x16 {  // a truth value per lane: all ones or all zeros
     uint32_t v[16];
@@ -25,6 +25,10 @@ struct i32x16 {
 struct f32x16 {
     float v[16];
 };
+
+// The lanes as kParts pieces of kPartLanes, for loops that need many sums at once.
+using Part = f32x16;
+constexpr int kParts = 1, kPartLanes = 16;
 
 // Applies `expression` (in terms of i) to each lane of a fresh value of type T.
 #define FINBACK_LANES(T, expression)                            \
@@ -97,6 +101,11 @@ FINBACK_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
 FINBACK_INLINE f32x16 sqrt(f32x16 a) { FINBACK_LANES(f32x16, __builtin_sqrtf(a.v[i])); }
 FINBACK_INLINE f32x16 max(f32x16 a, f32x16 b) { FINBACK_LANES(f32x16, a.v[i] > b.v[i] ? a.v[i] : b.v[i]); }
 FINBACK_INLINE f32x16 min(f32x16 a, f32x16 b) { FINBACK_LANES(f32x16, a.v[i] < b.v[i] ? a.v[i] : b.v[i]); }
+
+FINBACK_INLINE Part part_zero() { return broadcast(0.0f); }
+FINBACK_INLINE Part part_load(const float* p) { return load(p); }
+FINBACK_INLINE Part part_fma(Part a, Part b, Part c) { return fma(a, b, c); }
+FINBACK_INLINE void part_store(float* p, Part x) { store(p, x); }
 
 // ---- bits and integers
 

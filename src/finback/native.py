@@ -87,6 +87,7 @@ __all__ = [
     "counter_random",
     "encoding_of",
     "experts_scratch_bytes",
+    "forked",
     "index_scratch_bytes",
     "kernel_functions",
     "levels",
@@ -142,7 +143,7 @@ def kernel_functions(level: str) -> list[dict[str, str]]:
     """What serves each operation and format at a level, as rows with the keys op, format, level and function."""
     return [
         {"op": op, "format": format, "level": name, "function": f"{address:#x}" if address else "none"}
-        for name, op, format, address in _native.kernels()
+        for name, op, format, address in _native.kernel_table()
         if name == level
     ]
 
@@ -215,10 +216,7 @@ def run(program: Program, batch: Batch) -> None:
     if result is _native.RunResult.OK:
         return
     if result is _native.RunResult.FORKED:
-        raise EngineStateError(
-            "this process was forked from the one that loaded the model, and threads do not survive a fork; "
-            "load after the fork"
-        )
+        raise forked()
     if result is _native.RunResult.INTERRUPTED:
         raise EngineStateError("the interpreter is shutting down; finish threads that use an engine before the program ends")
     row = bad_rows[0]
@@ -226,4 +224,11 @@ def run(program: Program, batch: Batch) -> None:
         f"row {row} of the step, at position {batch.position_of(row)}, holds a value that is not finite; "
         f"check the model's weights",
         rows=tuple(bad_rows),
+    )
+
+
+def forked() -> EngineStateError:
+    """The error of a model that is used in a forked child of the process that loaded it."""
+    return EngineStateError(
+        "this process was forked from the one that loaded the model, and threads do not survive a fork; load after fork"
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import click
 
 
@@ -36,9 +38,9 @@ def command(
     from finback.tools.synth import synth
 
     with Bar("writing", unit="bytes") as bar:
-        result = synth(
+        synth(
             out,
-            arch=arch,
+            arch,
             layers=layers,
             experts=experts,
             vocab=vocab,
@@ -48,4 +50,5 @@ def command(
             alias=alias,
             progress=bar,
         )
-    click.echo(f"{result.path}: {result.tensors} tensors, {result.nbytes / 1e6:.1f} MB")
+    nbytes = sum(p.stat().st_size for p in ([Path(out)] if Path(out).is_file() else Path(out).iterdir()))
+    click.echo(f"{out}: {nbytes / 1e6:.1f} MB")

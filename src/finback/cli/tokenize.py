@@ -23,10 +23,14 @@ def command(model: str | None, prompt: str | None, file: str | None, controls: b
       finback tokenize -p "The fin whale sings."
       finback tokenize -m model.gguf --ids -f notes.txt
     """
+    from finback.engine.load import open_tokenizer
+    from finback.errors import RequestError
     from finback.weights.checkpoint import open_checkpoint
 
     text = read_text(prompt, file)
-    tokenizer = open_checkpoint(model).tokenizer()
+    tokenizer = open_tokenizer(open_checkpoint(model))
+    if tokenizer is None:
+        raise RequestError(f"{model} has no tokenizer; put its tokenizer.json into the folder")
     tokens = tokenizer.encode_with_controls(text) if controls else tokenizer.encode(text)
     pieces = [tokenizer.id_to_bytes(token).decode("utf-8", "backslashreplace") for token in tokens]
     if as_json:

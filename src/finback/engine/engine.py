@@ -26,7 +26,7 @@ from finback.text.utf8 import Utf8Decoder
 
 if TYPE_CHECKING:
     from finback.config import ModelConfig
-    from finback.ops.native import NativeModel
+    from finback.ops.native import Listed, NativeModel
     from finback.text.tokenizer import Tokenizer
     from finback.weights.checkpoint import OpenedCheckpoint
     from finback.weights.ledger import Ledger
@@ -64,8 +64,8 @@ class Engine:
 
     @property
     def path(self) -> Path:
-        """The file or folder the model came from."""
-        return Path(self._checkpoint.source)
+        """The first file of the model."""
+        return Path(self._checkpoint.paths[0])
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -93,6 +93,10 @@ class Engine:
         """Bytes in use by entry of the ledger, "budget" among them."""
         return self._ledger.table()
 
+    def program_listing(self) -> list[Listed]:
+        """The recorded operations: entry point, name, rows, shape, bytes and arena offset of each value."""
+        return self._model.program_listing()
+
     # ---- answers
 
     def encode(
@@ -116,6 +120,7 @@ class Engine:
     def _render(
         self, messages: list[Any], thinking: bool, effort: str | int | None, tools: Sequence[Mapping[str, Any]]
     ) -> list[int]:
+        from finback.text.dialects import V4_0731, find_dialect
         from finback.text.messages import messages_from_json, tools_from_json, wants_continuation
         from finback.text.render import render
 
@@ -125,7 +130,7 @@ class Engine:
             thinking=thinking,
             effort=effort,
             continue_last=wants_continuation(messages),
-            dialect=self._checkpoint.dialect,
+            dialect=find_dialect(self._checkpoint.dialect) if self._checkpoint.dialect else V4_0731,
         )
         return self.tokenizer.encode_prompt(prompt).ids
 
@@ -265,7 +270,7 @@ class Engine:
 
     def _resolve(self, sampling: Sampling | None) -> Resolved:
         self._check_open()
-        return resolve(sampling or Sampling(), self._checkpoint.defaults)
+        return resolve(sampling or Sampling(), self._checkpoint.generation)
 
     def _check_ids(self, ids: Sequence[Any]) -> list[int]:
         vocab = self.config.vocab_size

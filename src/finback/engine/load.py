@@ -10,10 +10,12 @@ import os
 
 from finback import native
 from finback.engine.engine import Engine
-from finback.errors import RequestError, shown
+from finback.errors import ModelFileError, RequestError, shown
+from finback.models.registry import architecture_of
 from finback.ops.native import MAX_LOGIT_ROWS, NativeModel
 from finback.settings import default_threads, forced_isa
-from finback.weights.checkpoint import open_checkpoint
+from finback.text.tokenizer import Tokenizer
+from finback.weights.checkpoint import GgufVocabulary, OpenedCheckpoint, open_checkpoint
 from finback.weights.ledger import Ledger, budget_from
 
 DEFAULT_CONTEXT = 32768
@@ -58,20 +60,21 @@ def load(
     chunk = DEFAULT_PREFILL_CHUNK if prefill_chunk is None else _within("prefill_chunk", prefill_chunk, 1, MAX_PREFILL_CHUNK)
     level = native.select_level(isa if isa is not None else forced_isa())
     ledger = Ledger(budget_from(memory))
-    checkpoint = open_checkpoint(path)
-    limit = checkpoint.config.max_position_embeddings
-    tokens = min(DEFAULT_CONTEXT, limit) if context is None else _within("context", context, 1, limit)
     if cache_rounding is not None and not isinstance(cache_rounding, bool):
         raise RequestError(f"cache_rounding is {shown(cache_rounding)}; it must be True, False or None")
+    checkpoint = open_checkpoint(path, cache_rounding=cache_rounding is not False)
+    limit = checkpoint.config.max_position_embeddings
+    tokens = min(DEFAULT_CONTEXT, limit) if context is None else _within("context", context, 1, limit)
     model = NativeModel(
         checkpoint,
         ledger,
+        architecture_of(checkpoint.config),
         isa=level,
         threads=count,
         context=tokens,
         max_rows=min(chunk, tokens),
         max_logit_rows=min(MAX_LOGIT_ROWS, tokens),
-        cache_rounding=checkpoint.config.cache_rounding if cache_rounding is None else cache_rounding,
+        cache_rounding=checkpoint.config.cache_rounding,
     )
     return Engine(
         checkpoint,
@@ -79,8 +82,38 @@ def load(
         ledger,
         context=tokens,
         prefill_chunk=min(chunk, tokens),
-        tokenizer=checkpoint.tokenizer() if checkpoint.has_tokenizer else None,
+        tokenizer=open_tokenizer(checkpoint),
     )
+
+
+def open_tokenizer(checkpoint: OpenedCheckpoint) -> Tokenizer | None:
+    """The tokenizer that lies with a model, or None: such a model takes token ids only. ModelFileError if it is broken or
+    has more tokens than the model."""
+    source = checkpoint.tokenizer
+    if source is None:
+        return None
+    if isinstance(source, GgufVocabulary):
+        tokenizer = Tokenizer.from_gguf(
+            source.path,
+            model=source.model,
+            pre=source.pre,
+            tokens=source.tokens,
+            token_types=source.token_types,
+            merges=source.merges,
+            bos_id=source.bos_id,
+            eos_id=source.eos_id,
+            pad_id=source.pad_id,
+        )
+    else:
+        tokenizer = Tokenizer.from_file(source)
+    if tokenizer.vocab_size > checkpoint.config.vocab_size:
+        where = source.path if isinstance(source, GgufVocabulary) else source
+        raise ModelFileError(
+            where,
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model's vocab_size is "
+            f"{checkpoint.config.vocab_size}; they do not belong together",
+        )
+    return tokenizer
 
 
 def _within(name: str, value: int, low: int, high: int) -> int:

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from finback import native
+from finback.config import GenerationDefaults
 from finback.errors import NumericError, RequestError, shown
 from finback.text.stop import check_stops
-from finback.weights.checkpoint import GenerationDefaults
 
 SEED_RANGE = 2**64
 
@@ -100,12 +100,11 @@ def resolve(sampling: Sampling, defaults: GenerationDefaults) -> Resolved:
     def pick(explicit: float | None, model: float | None, library: float) -> float:
         return explicit if explicit is not None else model if model is not None else library
 
-    model_temperature = 0.0 if defaults.do_sample is False else defaults.temperature
     return Resolved(
-        temperature=float(pick(sampling.temperature, model_temperature, 1.0)),
+        temperature=float(pick(sampling.temperature, defaults.temperature, 1.0)),
         top_k=int(pick(sampling.top_k, defaults.top_k, 0)),
         top_p=float(pick(sampling.top_p, defaults.top_p, 1.0)),
-        min_p=float(pick(sampling.min_p, defaults.min_p, 0.0)),
+        min_p=sampling.min_p if sampling.min_p is not None else 0.0,
         seed=sampling.seed if sampling.seed is not None else secrets.randbits(53),
         max_tokens=sampling.max_tokens,
         stops=sampling.stops,

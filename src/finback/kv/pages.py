@@ -16,7 +16,8 @@ from finback.errors import EngineStateError, MemoryBudgetError, RequestError
 from finback.kv.layout import Layout
 
 SLAB_BYTES = 8 << 20
-"""Pages are allocated in slabs of about this size: large enough for 2 MB pages, small enough not to hoard."""
+"""Pages are allocated in slabs. Each new one doubles what the pool holds, up to about this size: large enough for 2 MB
+pages of the system, small enough not to hoard."""
 
 
 class Account(Protocol):
@@ -72,14 +73,13 @@ class PagePool:
         return taken
 
     def _grow(self, missing: int) -> None:
-        """At least `missing` more free pages: whole slabs, or a smaller last one if only that fits the budget."""
-        count = -(-missing // self._slab_pages) * self._slab_pages
+        """At least `missing` more free pages, and as many as the pool has, or just `missing` if only they fit the budget."""
+        count = max(missing, min(self._slab_pages, sum(slab.pages for slab in self._slabs)))
         size = native.buffer_size(count * self._stride)
-        exact = native.buffer_size(missing * self._stride)
         try:
             self._account.reserve("pages", size)
         except MemoryBudgetError:
-            count, size = missing, exact
+            count, size = missing, native.buffer_size(missing * self._stride)
             self._account.reserve("pages", size)
         try:
             buffer = native.allocate(size, "pages")
@@ -130,9 +130,15 @@ class SequenceState:
         self._pool, self._account, self._layout = pool, account, pool.layout
         self._pages: list[Page] = []
         self._frontier: native.Buffer | None = _reserved_buffer(account, "frontiers", self._layout.frontier_bytes)
-        self.handle = native.Sequence(self._layout.handle, self._frontier, 0)
+        self._handle = native.Sequence(self._layout.handle, self._frontier, 0)
         self.length = 0
         self._reach = 0  # the shortest length but 0 that the rings still cover
+
+    @property
+    def handle(self) -> native.Sequence:
+        """What a batch takes. EngineStateError after close()."""
+        self._check_open()
+        return self._handle
 
     # ---- growing
 
@@ -144,7 +150,7 @@ class SequenceState:
             return
         for page in self._pool.take(missing):
             self._pages.append(page)
-            self._pool.attach(self.handle, page)
+            self._pool.attach(self._handle, page)
 
     def advance(self, n: int) -> None:
         """Count `n` tokens that a run has computed after the first `length`."""
@@ -197,11 +203,11 @@ class SequenceState:
         """Give the memory back. Closing twice is fine."""
         if self._frontier is None:
             return
-        self.handle.keep_pages(0)
+        self._handle.keep_pages(0)
         self._pool.give(self._pages)
         self._pages = []
         self._account.release("frontiers", self._frontier.size)
-        del self.handle  # it borrows the frontier
+        del self._handle  # it borrows the frontier
         self._frontier = None
 
     def _check_open(self) -> native.Buffer:

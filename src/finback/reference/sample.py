@@ -30,10 +30,8 @@ def counter(seed: int, choice: int, position: int) -> int:
     return mix(mix(mix(seed & _WORD) ^ choice) ^ position)
 
 
-def shares(logits: F32, temperature: float) -> F32:
-    """e_i = exp(z_i - max z) of logits / temperature; where that overflows, 1 for the greatest logits, else 0."""
-    with np.errstate(over="ignore"):
-        z = logits / np.float32(temperature)
+def shares(logits: F32, z: F32) -> F32:
+    """e_i = exp(z_i - max z) of z = logits / temperature; where that overflows, 1 for the greatest logits, else 0."""
     top = np.float32(z[logits.argmax()])
     if np.isinf(top):
         return np.asarray(logits == logits.max(), np.float32)
@@ -54,9 +52,11 @@ def draw(
     """The sampled id of logits [V]; temperature 0 takes the greatest, equal ones to the lowest id. top_k 0: all."""
     if temperature == 0:
         return int(logits.argmax())
-    e = shares(logits, temperature)
+    with np.errstate(over="ignore"):
+        z = logits / np.float32(temperature)
+    e = shares(logits, z)
     ids = np.flatnonzero(e > 0)
-    order = ids[np.lexsort((ids, -(logits[ids] / np.float32(temperature))))]
+    order = ids[np.lexsort((ids, -z[ids]))]
     if top_k:
         order = order[:top_k]
     if top_p < 1:

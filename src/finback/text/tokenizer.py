@@ -190,7 +190,8 @@ class Tokenizer:
         from tokenizers import Regex, Tokenizer, models, pre_tokenizers  # 40 ms, so not before it is needed
 
         vocabulary = self._vocabulary
-        encoder: Any = Tokenizer(models.BPE(vocab=vocabulary.ordinary(), merges=list(vocabulary.merges)))
+        merges: Any = [tuple(merge.split(" ")) for merge in vocabulary.merges]
+        encoder: Any = Tokenizer(models.BPE(vocab=vocabulary.ordinary(), merges=merges))
         split = pre_tokenizers.Split(Regex(vocabulary.pre_tokenizer.one_pass), "isolated")
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
         encoder.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])

@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -106,13 +106,14 @@ class Vocabulary:
 
     contents: per id 0..n-1 the token: byte-alphabet characters, or, for a control token, its literal content.
     controls: content -> id of the control tokens.
-    merges: pairs of ordinary tokens in order of preference.
+    merges: pairs of ordinary tokens, each as "left right", in order of preference. (Strings, because as many
+        tuples would keep the garbage collector busy for longer than everything else here takes.)
     """
 
     source: str
     contents: tuple[str, ...]
     controls: Mapping[str, int]
-    merges: tuple[tuple[str, str], ...]
+    merges: tuple[str, ...]
     pre_tokenizer: PreTokenizer
 
     def ordinary(self) -> dict[str, int]:
@@ -122,9 +123,8 @@ class Vocabulary:
     def fingerprint(self) -> str:
         """SHA-256 (hex) over all that decides ids; equal for the same tokenizer in JSON and in GGUF."""
         digest = hashlib.sha256(b"finback byte-level BPE 1\0")
-        merges = (f"{left} {right}" for left, right in self.merges)
         controls = (str(index) for index in sorted(self.controls.values()))
-        for items in (self.pre_tokenizer.splits, self.contents, controls, merges):
+        for items in (self.pre_tokenizer.splits, self.contents, controls, self.merges):
             encoded = [item.encode() for item in items]
             lengths = ",".join(map(str, map(len, encoded)))
             digest.update(f"{lengths}\0".encode())
@@ -151,9 +151,7 @@ def parse_tokenizer_json(data: bytes, source: str | os.PathLike[str]) -> Vocabul
     model = _object(root.get("model"), source, "model")
     _check_plain(root, model, source)
     pre_tokenizer = _json_pre_tokenizer(root.get("pre_tokenizer"), source)
-    ids: dict[str, int] = {}
-    for content, index in _object(model.get("vocab"), source, "model.vocab").items():
-        ids[content] = _id(index, source, "model.vocab", content)
+    ids = _object(model.get("vocab"), source, "model.vocab")
     controls = _json_controls(root.get("added_tokens"), ids, source)
     contents = _by_id({**ids, **controls}, source)
     merges = _merges(model.get("merges"), source, "model.merges")
@@ -193,15 +191,15 @@ def from_gguf_lists(
             raise ModelFileError(path, what)
         if kind != _NORMAL:
             controls[content] = index
-    pairs = _merges(merges, path, "tokenizer.ggml.merges")
-    return _checked(path, tuple(tokens), controls, pairs, PRE_TOKENIZERS[pre])
+    joined = _merges(merges, path, "tokenizer.ggml.merges")
+    return _checked(path, tuple(tokens), controls, joined, PRE_TOKENIZERS[pre])
 
 
 def _checked(
     source: str | os.PathLike[str],
     contents: tuple[str, ...],
     controls: Mapping[str, int],
-    merges: tuple[tuple[str, str], ...],
+    merges: tuple[str, ...],
     pre_tokenizer: PreTokenizer,
 ) -> Vocabulary:
     """The vocabulary, after the checks that both kinds of source share."""
@@ -227,9 +225,10 @@ def _checked(
     for byte, char in enumerate(BYTE_ALPHABET):
         if char not in ordinary:
             raise ModelFileError(source, f"no token for byte 0x{byte:02x}, so some text could not be encoded")
-    for index, (left, right) in enumerate(merges):
+    for index, merge in enumerate(merges):
+        left, _, right = merge.partition(" ")
         if left not in ordinary or right not in ordinary or left + right not in ordinary:
-            what = f"merge {index}, {shown(left)} {shown(right)}, needs or makes what is no ordinary token"
+            what = f"merge {index}, {shown(merge)}, needs or makes what is no ordinary token"
             raise ModelFileError(source, what)
     return vocabulary
 
@@ -288,20 +287,25 @@ def _json_pre_tokenizer(value: object, source: str | os.PathLike[str]) -> PreTok
     raise UnsupportedModelError(source, f"pre_tokenizer is {shown(value)}; finback knows {names}")
 
 
-def _json_controls(added: object, ids: Mapping[str, int], source: str | os.PathLike[str]) -> dict[str, int]:
+def _json_controls(
+    added: object, ids: Mapping[str, object], source: str | os.PathLike[str]
+) -> dict[str, int]:
     if not isinstance(added, list):
         raise ModelFileError(source, f"added_tokens is {shown(added)}; a list is needed")
     controls: dict[str, int] = {}
     for position, entry in enumerate(added):
         where = f"added_tokens[{position}]"
         token = _object(entry, source, where)
-        content, index = token.get("content"), _id(token.get("id"), source, where, "id")
+        content, index = token.get("content"), token.get("id")
+        if not isinstance(index, int):
+            raise ModelFileError(source, f"{where}.id is {shown(index)}; a number is needed")
         if not isinstance(content, str):
             raise ModelFileError(source, f"{where}.content is {shown(content)}; a string is needed")
         if content in controls:
             raise ModelFileError(source, f"{where}.content is {shown(content)} a second time")
         if ids.get(content, index) != index:
-            raise ModelFileError(source, f"{where}.id is {index}, but model.vocab says {ids[content]}")
+            what = f"{where}.id is {index}, but model.vocab says {shown(ids[content])}"
+            raise ModelFileError(source, what)
         for flag in ("single_word", "lstrip", "rstrip"):
             if token.get(flag):
                 what = f"{where}.{flag} is {shown(token[flag])}; finback matches control tokens exactly"
@@ -310,12 +314,12 @@ def _json_controls(added: object, ids: Mapping[str, int], source: str | os.PathL
     return controls
 
 
-def _by_id(ids: Mapping[str, int], source: str | os.PathLike[str]) -> tuple[str, ...]:
+def _by_id(ids: Mapping[str, object], source: str | os.PathLike[str]) -> tuple[str, ...]:
     """Contents ordered by id; every id from 0 must be given, and once."""
     contents: list[str | None] = [None] * len(ids)
     for content, index in ids.items():
-        if index >= len(ids):
-            what = f"token {shown(content)} has id {index}, but there are only {len(ids)} tokens"
+        if type(index) is not int or not 0 <= index < len(ids):
+            what = f"token {shown(content)} has id {shown(index)}; ids are 0 to {len(ids) - 1}"
             raise ModelFileError(source, what)
         if contents[index] is not None:
             what = f"id {index} is given to {shown(contents[index])} and to {shown(content)}"
@@ -324,28 +328,23 @@ def _by_id(ids: Mapping[str, int], source: str | os.PathLike[str]) -> tuple[str,
     return tuple(content for content in contents if content is not None)
 
 
-def _merges(merges: object, source: str | os.PathLike[str], field: str) -> tuple[tuple[str, str], ...]:
-    """Merges as pairs; files write them as "left right" or as ["left", "right"]."""
-    if not isinstance(merges, Iterable) or isinstance(merges, str | bytes | Mapping):
+def _merges(merges: object, source: str | os.PathLike[str], field: str) -> tuple[str, ...]:
+    """Merges as "left right"; files write them so, or as ["left", "right"]."""
+    if not isinstance(merges, Sequence) or isinstance(merges, str | bytes):
         raise ModelFileError(source, f"{field} is {shown(merges)}; a list is needed")
-    pairs: list[tuple[str, str]] = []
+    joined: list[str] = []
     for index, merge in enumerate(merges):
-        match merge.split(" ") if isinstance(merge, str) else merge:
+        match merge:
+            case str():
+                joined.append(merge)
             case [str(left), str(right)]:
-                pairs.append((left, right))
+                joined.append(f"{left} {right}")
             case _:
                 raise ModelFileError(source, f"{field}[{index}] is {shown(merge)}; two tokens are needed")
-    return tuple(pairs)
+    return tuple(joined)
 
 
 def _object(value: object, source: str | os.PathLike[str], field: str) -> dict[str, object]:
     if not isinstance(value, dict):
         raise ModelFileError(source, f"{field} is {shown(value)}; an object is needed")
-    return value
-
-
-def _id(value: object, source: str | os.PathLike[str], where: str, key: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < MAX_TOKENS:
-        what = f"{where}[{shown(key)}] is {shown(value)}; ids are 0 to {MAX_TOKENS - 1}"
-        raise ModelFileError(source, what)
     return value
