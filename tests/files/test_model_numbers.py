@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.tiny import TINY, official_config, weights, write_safetensors
+from tests.weights import models
 
 from finback.errors import ModelFileError, UnsupportedModelError
 from finback.weights.checkpoint import open_checkpoint
-from tests.tiny import TINY, official_config, weights, write_safetensors
-from tests.weights import models
 
 # ---- GGUF -------------------------------------------------------------------------------------------------------
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-
-from finback.formats.names import FolderNames, GgufNames, ModuleNames, Spelled, Spelling, is_dspark, is_vision
 from tests.tiny import TINY
 from tests.tiny import weights as tiny_weights
 from tests.weights.models import GGUF, MODULES, NEXTN, renamed
+
+from finback.formats.names import FolderNames, GgufNames, ModuleNames, Spelled, Spelling, is_dspark, is_vision
 
 NAMES = sorted(tiny_weights(TINY))
 SCALED = [

@@ -201,7 +201,7 @@ def test_fused_fp8_experts_are_offsets_too(tmp_path: Path) -> None:
     base = open_checkpoint(folder)
     name = "model.layers.3.mlp.experts.gate_up_proj"
     stored: dict[str, tuple[str, models.Array]] = {}
-    for entry in base._resolver.tensors.values():
+    for entry in base.stored():
         raw = models.plane_bytes(base, models.Plane(entry.file, entry.offset, entry.nbytes))
         stored[entry.name] = (
             entry.dtype,

@@ -244,7 +244,7 @@ def test_checking_69187_tensors_costs_little(flash: Path) -> None:
 
 
 def _seconds_to_check(opened: OpenedCheckpoint, tensors: dict[str, object]) -> float:
-    fresh = Resolver(opened.paths, opened._resolver.tensors, opened._resolver.spellings, 256, (128, 128))
+    fresh = Resolver(opened.paths, {e.name: e for e in opened.stored()}, opened._resolver.spellings, 256, (128, 128))
     start = time.process_time()
     fresh.require(model_tensors(opened.config))
     fresh.require(draft_tensors(opened.config))

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from finback.tools.random_bytes import E2M1_STD, E4M3_STD, Bytes, RandomBytes
 from finback.weights.hf_config import layer_of_ratio
 from finback.weights.inventory import Expected, draft_tensors, model_tensors
 
-Arch = Literal["v4-flash", "v4-pro", "v4-tiny", "v4-flash-small"]
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
 
 _COMMON: Final[Mapping[str, Any]] = {
@@ -47,7 +46,7 @@ _TINY_WIDTHS: Final[Mapping[str, Any]] = {
     "qk_rope_head_dim": 32, "q_lora_rank": 256, "o_lora_rank": 128, "o_groups": 2, "index_n_heads": 4,
     "index_head_dim": 64, "index_topk": 64, "moe_intermediate_size": 256,
 }  # fmt: skip
-_SHAPES: Final[Mapping[Arch, tuple[Mapping[str, Any], tuple[int, ...]]]] = {
+_SHAPES: Final[Mapping[str, tuple[Mapping[str, Any], tuple[int, ...]]]] = {
     "v4-flash": (_FLASH, (0, 0, *(4, 128) * 20, 4)),
     "v4-pro": (
         {**_FLASH, "hidden_size": 7168, "num_attention_heads": 128, "q_lora_rank": 1536, "o_groups": 16,
@@ -70,7 +69,7 @@ _FP8_BLOCK: Final = (128, 128)
 
 def synth(
     out: str | os.PathLike[str],
-    arch: Arch = "v4-tiny",
+    arch: str = "v4-tiny",
     *,
     layers: int | None = None,
     experts: int | None = None,
@@ -85,11 +84,12 @@ def synth(
 ) -> ModelConfig:
     """Writes a random model to `out`: one GGUF file if the name ends in .gguf, else a new folder.
 
-    `layers`, `experts` and `vocab` replace the numbers of `arch`; layers keep its order of kinds. Formats are keys
-    of FORMATS: of routed experts (default MXFP4; MXFP4_PAIRS in a folder) and of the large matrices (default Q8_0;
-    FP8_E4M3 in a folder). `drafts` MTP blocks follow. With `alias`, like layers of a GGUF file share their bytes.
-    A folder has at most `shards` files, without it one per 5 GiB. Needs memory for a few pieces of 4 MiB. Raises RequestError for an argument out of range, and for an `out` that
-    exists.
+    `arch` is v4-flash, v4-pro, v4-tiny, or v4-flash-small: the tensors of V4-Flash with small widths. `layers`,
+    `experts` and `vocab` replace its numbers; layers keep its order of kinds. Formats are keys of FORMATS: of routed
+    experts (default MXFP4; MXFP4_PAIRS in a folder) and of the large matrices (default Q8_0; FP8_E4M3 in a folder).
+    `drafts` MTP blocks follow. With `alias`, like layers of a GGUF file share their bytes. A folder has at most
+    `shards` files, without it one per 5 GiB. Needs memory for a few pieces of 4 MiB. Raises RequestError for an
+    argument out of range, and for an `out` that exists.
     """
     place = Path(out)
     if os.path.lexists(place):
@@ -113,7 +113,7 @@ def synth(
 
 
 def synth_config(
-    arch: Arch,
+    arch: str,
     *,
     layers: int | None = None,
     experts: int | None = None,

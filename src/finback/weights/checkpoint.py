@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -19,7 +19,7 @@ import numpy as np
 
 from finback.config import GenerationDefaults, ModelConfig
 from finback.errors import ModelFileError, UnsupportedModelError, shown
-from finback.formats.entry import ModelFiles, open_regular
+from finback.formats.entry import ModelFiles, TensorEntry, open_regular
 from finback.formats.gguf import GgufFile, open_gguf
 from finback.formats.names import FolderNames, ModuleNames, Spelling, is_dspark, is_vision
 from finback.formats.safetensors import INDEX_NAME, SINGLE_NAME, open_folder, open_safetensors
@@ -74,10 +74,14 @@ class OpenedCheckpoint:
         """Matrix `w1`, `w2` or `w3` of all experts below `prefix`, such as "layers.3.ffn.experts"."""
         return self._resolver.stack(f"{prefix}.{matrix}")
 
+    def stored(self) -> Collection[TensorEntry]:
+        """Every tensor of the files under its own name, used or not, in file order."""
+        return self._resolver.tensors.values()
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors; ranges that several names share count once."""
-        return sum({(t.file, t.offset): t.nbytes for t in self._resolver.tensors.values()}.values())
+        return sum({(t.file, t.offset): t.nbytes for t in self.stored()}.values())
 
     @property
     def unused(self) -> tuple[str, ...]:
