@@ -84,8 +84,8 @@ class NativeWeights:
     def __init__(self, checkpoint: Checkpoint, ledger: Ledger) -> None:
         self._checkpoint, self._ledger = checkpoint, ledger
         self.nbytes = 0
-        self._charge(checkpoint.nbytes)
         self._maps = [native.map_file(str(path)) for path in checkpoint.paths]
+        self._charge(checkpoint.nbytes)
         self._matrices: dict[str, NativeMatrix] = {}
 
     # ---- matrices

@@ -1,8 +1,7 @@
 """The memory budget: every large allocation is an entry here before it is made.
 
-Owns the arithmetic of `--memory`: parsing sizes, the default, entries by name, and the refusal with the numbers. Refuses
-to allocate or to free: those who reserve do that. Mapped weights are not entries, only what is decoded from them is: the
-kernel takes their pages back whenever memory is short (docs/memory.md).
+Owns the arithmetic of `--memory`: parsing sizes, the default, entries by name, and the refusal with the numbers.
+Refuses to allocate or to free: those who reserve do that. docs/memory.md lists the entries.
 """
 
 from __future__ import annotations
