@@ -18,13 +18,21 @@ from tests.tiny import VOCAB
 I32 = np.int32
 
 
-# ---- matrices -------------------------------------------------------------------------------------------------------
+# ---- matrices
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_a_matrix_must_lie_in_its_source() -> None:
     buffer = native.Buffer(4096)
     native.Matrix(native.Format.F32, 16, 64, buffer, 0)
-    for rows, cols, offset in ((16, 65, 0), (17, 64, 0), (16, 64, 1), (16, 64, -1), (1, 1, 1 << 62), (2**31 - 1, 2**31 - 1, 0)):
+    for rows, cols, offset in (
+        (16, 65, 0),
+        (17, 64, 0),
+        (16, 64, 1),
+        (16, 64, -1),
+        (1, 1, 1 << 62),
+        (2**31 - 1, 2**31 - 1, 0),
+    ):
         with pytest.raises(ValueError, match="leave their source"):
             native.Matrix(native.Format.F32, rows, cols, buffer, offset)
     for rows, cols in ((0, 64), (16, 0), (-1, 64), (2**31, 1)):
@@ -35,9 +43,7 @@ def test_a_matrix_must_lie_in_its_source() -> None:
     with pytest.raises(ValueError, match="scale plane"):
         native.Matrix(native.Format.FP8_E4M3, 16, 64, buffer, 0)
     with pytest.raises(ValueError, match="scales of 8 bytes at 4090"):
-        native.Matrix(
-            native.Format.FP8_E4M3, 16, 64, buffer, 0, buffer, 4090, native.ScaleKind.F32, 8, 64
-        )
+        native.Matrix(native.Format.FP8_E4M3, 16, 64, buffer, 0, buffer, 4090, native.ScaleKind.F32, 8, 64)
 
 
 def test_experts_must_lie_in_their_files() -> None:
@@ -46,16 +52,28 @@ def test_experts_must_lie_in_their_files() -> None:
     assert len(native.MatrixStack(native.Format.F32, 8, 64, source, *good)) == 2
     for files, offsets in (([0, 1], [0, 0]), ([-1, 0], [0, 0]), ([0, 0], [0, 2049]), ([0, 0], [0])):
         with pytest.raises(ValueError):
-            native.MatrixStack(native.Format.F32, 8, 64, source, np.array(files, I32), np.array(offsets, np.int64))
+            native.MatrixStack(
+                native.Format.F32, 8, 64, source, np.array(files, I32), np.array(offsets, np.int64)
+            )
 
 
-# ---- values and programs --------------------------------------------------------------------------------------------
+# ---- values and programs
+# --------------------------------------------------------------------------------------------
 
 
 def test_values_must_lie_in_the_arena() -> None:
     small = Small()
     table = matrix(np.zeros((VOCAB, 64)))
-    for offset, row_bytes in ((-64, 256), (1 << 22, 256), ((1 << 22) - 256, 256), (32, 256), (0, 250), (0, 192), (0, -256), (0, 0)):
+    for offset, row_bytes in (
+        (-64, 256),
+        (1 << 22, 256),
+        ((1 << 22) - 256, 256),
+        (32, 256),
+        (0, 250),
+        (0, 192),
+        (0, -256),
+        (0, 0),
+    ):
         with pytest.raises(ValueError):
             small.program.add_embed(native.Value(offset, row_bytes, 1, 64), table)
     for parts, width in ((1, 63), (1, 1 << 60), (2, 64), (0, 64), (-1, 64)):
@@ -72,8 +90,8 @@ def test_shapes_must_fit_each_other() -> None:
         small.program.add_pack(small.value(48), y, native.Encoding.A8x32, 1, False)
     with pytest.raises(ValueError, match="does not read this encoding"):
         small.program.add_linear(x, native.Encoding.BF16, [matrix(np.zeros((64, 64)))], [y], False)
+    table = np.full((VOCAB, 2), 8, I32)
     with pytest.raises(ValueError, match="names an expert that does not exist"):
-        table = np.full((VOCAB, 2), 8, I32)
         small.program.add_route(small.value(8), small.value(4), None, table, 8, 2, 1.0, True)
     with pytest.raises(ValueError, match="fewer rows than the vocabulary"):
         small.program.add_embed(x, matrix(np.zeros((VOCAB - 1, 64))))
@@ -94,7 +112,8 @@ def test_what_a_program_borrows_stays_alive() -> None:
     assert np.array_equal(small.read(out, 1), first)
 
 
-# ---- batches and sequences ------------------------------------------------------------------------------------------
+# ---- batches and sequences
+# ------------------------------------------------------------------------------------------
 
 
 def test_batches_are_checked_when_they_are_filled() -> None:
@@ -124,7 +143,7 @@ def test_runs_are_checked_before_they_start() -> None:
         native.run(small.program, small.batch([1], 1024))
     other = Small()
     other.state.handle.keep_pages(1)
-    with pytest.raises(ValueError, match="another model's layout|lacks pages"):
+    with pytest.raises(ValueError, match="lacks pages"):
         native.run(small.program, other.batch([1], 900))
     large = native.Batch(100, 4, VOCAB)
     large.add(small.state.handle, 0, np.zeros(9, I32))
@@ -147,13 +166,19 @@ def test_a_frontier_or_page_must_lie_in_its_buffer() -> None:
         sequence.keep_pages(1)
 
 
-# ---- files, levels, memory ------------------------------------------------------------------------------------------
+# ---- files, levels, memory
+# ------------------------------------------------------------------------------------------
 
 
 def test_what_cannot_be_mapped_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "empty").touch()
     os.mkfifo(tmp_path / "pipe")
-    for name, problem in (("missing", "No such file"), ("empty", "is empty"), ("pipe", "not a regular file"), (".", "not a regular")):
+    for name, problem in (
+        ("missing", "No such file"),
+        ("empty", "is empty"),
+        ("pipe", "not a regular file"),
+        (".", "not a regular"),
+    ):
         with pytest.raises(ModelFileError, match=problem):
             native.map_file(str(tmp_path / name))
 

@@ -25,7 +25,9 @@ def script(code: str, **kwargs: float) -> subprocess.CompletedProcess[str]:
     """Run a program of its own; it dies with the test if it hangs."""
     env = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path])}
     command = [sys.executable, "-X", "faulthandler", "-c", textwrap.dedent(code)]
-    return subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False, **kwargs)
+    return subprocess.run(
+        command, env=env, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False, **kwargs
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3, 7, 16])
@@ -34,7 +36,8 @@ def test_more_threads_than_cpus_give_the_same_bits_in_good_time(threads: int) ->
     out, expected = chain(small, 300), chain(single, 300)
     start = time.perf_counter()
     native.run(small.program, small.batch([5, 6, 7]))
-    # 601 meetings. A barrier that spins while its partners wait for a CPU needs a time slice (milliseconds) for each.
+    # 601 meetings. A barrier that spins while its partners wait for a CPU needs a time slice (milliseconds)
+    # for each.
     assert time.perf_counter() - start < 10
     native.run(single.program, single.batch([5, 6, 7]))
     assert np.array_equal(small.read(out, 3), single.read(expected, 3))

@@ -1,4 +1,5 @@
-"""The layout's bytes: the documented formulas, the native core's own sizes, and disjoint regions for any shape."""
+"""The layout's bytes: the documented formulas, the native core's own sizes, and disjoint regions for any
+shape."""
 
 from __future__ import annotations
 
@@ -51,7 +52,8 @@ def test_rows_are_as_long_as_the_kernels_make_them(width: int, pairs: int, round
 
 
 @pytest.mark.parametrize(
-    ("ratios", "span"), [((), 128), ((4, 8), 128), ((4, 128), 128), ((3,), 129), ((12, 8), 144), ((127, 4), 508), ((300,), 300)]
+    ("ratios", "span"),
+    [((), 128), ((4, 8), 128), ((4, 128), 128), ((3,), 129), ((12, 8), 144), ((127, 4), 508), ((300,), 300)],
 )
 def test_page_span_is_a_multiple_of_every_ratio(ratios: tuple[int, ...], span: int) -> None:
     assert page_span_of(ratios) == span
@@ -76,9 +78,15 @@ def regions(layout: Layout) -> tuple[list[tuple[int, int]], list[tuple[int, int]
     st.integers(0, 5),
     st.booleans(),
 )
-def test_regions_are_disjoint_aligned_and_inside(ratios: list[int], window: int, max_draft: int, rounded: bool) -> None:
+def test_regions_are_disjoint_aligned_and_inside(
+    ratios: list[int], window: int, max_draft: int, rounded: bool
+) -> None:
     config: ModelConfig = replace(
-        TINY, sliding_window=window, layers=layers(tuple(ratios), 0, 0), mtp_layers=(), rope=RopeConfig(10000.0)
+        TINY,
+        sliding_window=window,
+        layers=layers(tuple(ratios), 0, 0),
+        mtp_layers=(),
+        rope=RopeConfig(10000.0),
     )
     layout = plan_layout(config, cache_rounding=rounded, max_draft=max_draft)
     for spans, total in zip(regions(layout), (layout.frontier_bytes, layout.page_bytes), strict=True):

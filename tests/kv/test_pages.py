@@ -82,7 +82,8 @@ def test_pages_of_two_sequences_never_overlap() -> None:
     assert ledger.in_use == 0
 
 
-# ---- going back -----------------------------------------------------------------------------------------------------
+# ---- going back
+# -----------------------------------------------------------------------------------------------------
 
 
 def test_a_rewind_reaches_max_draft_rows_and_no_further() -> None:
@@ -94,7 +95,7 @@ def test_a_rewind_reaches_max_draft_rows_and_no_further() -> None:
     assert [n for n in range(101) if state.can_rewind(n)] == [0, 97, 98]
     state.advance(1)
     assert [n for n in range(101) if state.can_rewind(n)] == [0, 97, 98, 99]
-    with pytest.raises(RequestError, match="99 tokens cannot be taken back to 50 .* 97 to 99"):
+    with pytest.raises(RequestError, match=r"99 tokens cannot be taken back to 50 .* 97 to 99"):
         state.rewind(50)
     assert state.length == 99
     state.clear()

@@ -64,7 +64,8 @@ class Small:
 
 
 def chain(small: Small, length: int, width: int = 64, seed: int = 0) -> native.Value:
-    """embed, then `length` products with a rotation matrix: finite for ever, and every product needs the last."""
+    """embed, then `length` products with a rotation matrix: finite for ever, and every product needs the
+    last."""
     rng = np.random.default_rng(seed)
     small.program.add_embed(x := small.value(width), matrix(rng.standard_normal((VOCAB, width))))
     turn = matrix(np.linalg.qr(rng.standard_normal((width, width)))[0])

@@ -1,4 +1,5 @@
-"""The native model against the canonical reference, byte for byte: chunks, threads, rewinds, drafts, shifted files."""
+"""The native model against the canonical reference, byte for byte: chunks, threads, rewinds, drafts,
+shifted files."""
 
 from __future__ import annotations
 
@@ -39,7 +40,9 @@ def truth() -> tuple[np.ndarray, np.ndarray]:
     return logits, model.draft(sequence, 0, np.array(IDS[1:]), streams)
 
 
-def load(folder: Path, ledger: Ledger | None = None, isa: str = LEVELS[-1], threads: int = 1, **changes: int) -> NativeModel:
+def load(
+    folder: Path, ledger: Ledger | None = None, isa: str = LEVELS[-1], threads: int = 1, **changes: int
+) -> NativeModel:
     numbers = {"context": 4096, "max_rows": 32, "max_logit_rows": 5} | changes
     return NativeModel(
         open_checkpoint(folder),
@@ -70,7 +73,9 @@ def logits(model: NativeModel, cuts: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("isa", LEVELS)
-@pytest.mark.parametrize(("threads", "cuts"), [(1, [32, 64, 69]), (2, [1, 2, 3, 20, 47, 69]), (3, [31, 32, 33, 60, 69])])
+@pytest.mark.parametrize(
+    ("threads", "cuts"), [(1, [32, 64, 69]), (2, [1, 2, 3, 20, 47, 69]), (3, [31, 32, 33, 60, 69])]
+)
 def test_bits_of_the_reference(
     folder: Path, truth: tuple[np.ndarray, np.ndarray], isa: str, threads: int, cuts: list[int]
 ) -> None:
@@ -79,7 +84,9 @@ def test_bits_of_the_reference(
     model.close()
 
 
-def test_logits_beyond_the_limit_of_one_replay(model: NativeModel, truth: tuple[np.ndarray, np.ndarray]) -> None:
+def test_logits_beyond_the_limit_of_one_replay(
+    model: NativeModel, truth: tuple[np.ndarray, np.ndarray]
+) -> None:
     state = model.new_sequence()
     state.reserve(32)
     rows = [0, 1, 2, 5, 8, 9, 11, 20, 21, 22, 23, 31]  # three replays of five
@@ -95,7 +102,9 @@ def test_no_logits_wanted(model: NativeModel, truth: tuple[np.ndarray, np.ndarra
     state.close()
 
 
-def test_drafts_read_the_streams_of_the_run_before(model: NativeModel, truth: tuple[np.ndarray, np.ndarray]) -> None:
+def test_drafts_read_the_streams_of_the_run_before(
+    model: NativeModel, truth: tuple[np.ndarray, np.ndarray]
+) -> None:
     state = model.new_sequence()
     state.reserve(69)
     for a, b in ((0, 30), (30, 31), (31, 60), (60, 69)):
@@ -105,7 +114,9 @@ def test_drafts_read_the_streams_of_the_run_before(model: NativeModel, truth: tu
     state.close()
 
 
-def test_going_back_and_on_gives_the_same_bits(model: NativeModel, truth: tuple[np.ndarray, np.ndarray]) -> None:
+def test_going_back_and_on_gives_the_same_bits(
+    model: NativeModel, truth: tuple[np.ndarray, np.ndarray]
+) -> None:
     state = model.new_sequence()
     state.reserve(69)
     model.run(state, IDS[:30], [])
@@ -122,7 +133,9 @@ def test_going_back_and_on_gives_the_same_bits(model: NativeModel, truth: tuple[
     state.close()
 
 
-def test_sequences_do_not_disturb_each_other(model: NativeModel, truth: tuple[np.ndarray, np.ndarray]) -> None:
+def test_sequences_do_not_disturb_each_other(
+    model: NativeModel, truth: tuple[np.ndarray, np.ndarray]
+) -> None:
     states = [model.new_sequence() for _ in range(3)]
     found: list[list[np.ndarray]] = [[], [], []]
     for state in states:
@@ -156,7 +169,8 @@ def test_a_file_whose_tensors_start_anywhere(
         model.close()
 
 
-# ---- memory ---------------------------------------------------------------------------------------------------------
+# ---- memory
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_memory_grows_with_the_context_and_small_contexts_work(folder: Path) -> None:
@@ -193,7 +207,8 @@ def test_the_listing_covers_the_arena(model: NativeModel) -> None:
     assert (embed.op, embed.rows, embed.shape) == ("embed", 32, (4, 64))
 
 
-# ---- refusals -------------------------------------------------------------------------------------------------------
+# ---- refusals
+# -------------------------------------------------------------------------------------------------------
 
 
 def test_a_row_that_is_not_finite_is_named(tmp_path: Path) -> None:
@@ -224,7 +239,7 @@ def test_an_expert_that_does_not_exist(tmp_path: Path) -> None:
     start = json.loads(raw[8 : 8 + size])["layers.1.ffn.gate.tid2eid"]["data_offsets"][0] + 8 + size
     raw[start + 8 * 5 : start + 8 * 6] = struct.pack("<q", 8)
     file.write_bytes(raw)
-    with pytest.raises(ModelFileError, match="layers.1.ffn.gate.tid2eid names expert 8 in entry 5"):
+    with pytest.raises(ModelFileError, match=r"layers\.1\.ffn\.gate\.tid2eid names expert 8 in entry 5"):
         load(bad)
 
 
@@ -256,7 +271,8 @@ def test_a_closed_model_says_so(folder: Path) -> None:
         model.new_sequence()
 
 
-# ---- files that change (case H03) -----------------------------------------------------------------------------------
+# ---- files that change (case H03)
+# -----------------------------------------------------------------------------------
 
 
 def test_a_file_that_shrinks_after_it_was_mapped_is_an_error_not_a_signal(tmp_path: Path) -> None:
@@ -280,7 +296,9 @@ def test_a_file_that_shrinks_after_it_was_mapped_is_an_error_not_a_signal(tmp_pa
     model.close()
 
 
-def test_a_file_that_is_replaced_by_renaming_does_not_matter(tmp_path: Path, truth: tuple[np.ndarray, np.ndarray]) -> None:
+def test_a_file_that_is_replaced_by_renaming_does_not_matter(
+    tmp_path: Path, truth: tuple[np.ndarray, np.ndarray]
+) -> None:
     own = write_folder(tmp_path / "own")
     model = load(own)
     (own / "new").write_bytes(b"something else")

@@ -25,7 +25,8 @@ def test_values_that_live_at_once_share_no_byte(values: list[Lifetime]) -> None:
             b = values[j]
             together = a.born <= b.dies and b.born <= a.dies
             apart = (
-                placing.offsets[i] + a.size <= placing.offsets[j] or placing.offsets[j] + b.size <= placing.offsets[i]
+                placing.offsets[i] + a.size <= placing.offsets[j]
+                or placing.offsets[j] + b.size <= placing.offsets[i]
             )
             assert apart or not together
 

@@ -1,4 +1,5 @@
-"""Recording: the plan of whole models survives a replay that checks every read, and refusals name what is wrong."""
+"""Recording: the plan of whole models survives a replay that checks every read, and refusals name what is
+wrong."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ NOTHING = cast(Any, None)  # recording looks at shapes and formats only
 
 
 class Shapes:
-    """Weights without bytes, with the shapes that a configuration asks for; `formats` by ending of the name."""
+    """Weights without bytes, with the shapes that a configuration asks for; `formats` by ending of the
+    name."""
 
     def __init__(self, shapes: dict[str, tuple[int, ...]], formats: dict[str, str] | None = None) -> None:
         self.shapes, self.formats = shapes, formats or {}
@@ -60,9 +62,12 @@ def shapes_of(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return {name: tuple(t.shape) for name, t in golden_weights(config, 0).items()}
 
 
+SOME = Limits(16, 4, 512, 2)
+
+
 def record(
     config: ModelConfig = TINY,
-    limits: Limits = Limits(16, 4, 512, 2),
+    limits: Limits = SOME,
     formats: dict[str, str] | None = None,
     shapes: dict[str, tuple[int, ...]] | None = None,
 ) -> tuple[Tape, dict[str, Tensor]]:
@@ -136,7 +141,7 @@ def test_random_programs(rng: random.Random, n: int) -> None:
             tape.pin(writes[0])
         if rng.random() < 0.1 and i < n - 1:
             tape.finish_entry(f"entry{i}", [writes[0]])
-            values = [tensor for tensor in tape._pinned]
+            values = list(tape._pinned)
     tape.finish_entry("last", [])
     arena = Arena(tape, tape.plan())
     for entry in tape.entries:
@@ -165,7 +170,11 @@ def test_matrices_of_different_encodings_on_one_input() -> None:
     config = replace(TINY, layers=layers((4,), 0, 0), mtp_layers=())
     tape, _ = record(config, formats={"wkv.weight": "BF16", "wgate.weight": "FP8_E4M3"})
     first = [node for node in tape.nodes if node.op == "linear"][:3]
-    assert [len(node.writes) for node in first] == [2, 3, 2]  # Q8_0: wq_a, weights_proj; BF16: three wkv; FP8: two wgate
+    assert [len(node.writes) for node in first] == [
+        2,
+        3,
+        2,
+    ]  # Q8_0: wq_a, weights_proj; BF16: three wkv; FP8: two wgate
     assert len({node.reads for node in first}) == 3
 
 
@@ -188,7 +197,9 @@ FLASH_WIDTHS = {
 
 def test_v4_flash_wastes_little() -> None:
     """Within 2 % of the most bytes that live at once, which no placing can beat."""
-    config = replace(TINY, **cast(Any, FLASH_WIDTHS), layers=layers((0, 0, *(4, 128) * 6), 0, 0), mtp_layers=())
+    config = replace(
+        TINY, **cast(Any, FLASH_WIDTHS), layers=layers((0, 0, *(4, 128) * 6), 0, 0), mtp_layers=()
+    )
     tape, _ = record(config, Limits(256, 64, 32768, 8), shapes=_flash_shapes(config))
     lives = tape.lifetimes()
     moments: Sequence[int] = range(len(tape.nodes))
@@ -197,7 +208,8 @@ def test_v4_flash_wastes_little() -> None:
 
 
 def _flash_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Shapes of TINY's tensors with each width replaced by Flash's: by name of the number, through marked sizes."""
+    """Shapes of TINY's tensors with each width replaced by Flash's: by name of the number, through marked
+    sizes."""
     c, small = config, replace(TINY, layers=config.layers, mtp_layers=())
     n, d, h = c.hc_mult, c.hidden_size, c.num_attention_heads * c.head_dim
     found = {}
@@ -239,7 +251,8 @@ def _flash_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return found
 
 
-# ---- refusals -------------------------------------------------------------------------------------------------------
+# ---- refusals
+# -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -255,14 +268,16 @@ def _flash_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
         ("embed.weight", (299, 64), "embed.weight is"),
     ],
 )
-def test_a_tensor_of_the_wrong_shape_is_refused_by_name(name: str, shape: tuple[int, ...], problem: str) -> None:
+def test_a_tensor_of_the_wrong_shape_is_refused_by_name(
+    name: str, shape: tuple[int, ...], problem: str
+) -> None:
     with pytest.raises(UnsupportedModelError, match=problem) as refused:
         record(shapes=shapes_of(TINY) | {name: shape})
     assert "model.gguf" in str(refused.value)
 
 
 def test_hyper_connections_that_are_quantised_are_refused_by_name() -> None:
-    with pytest.raises(UnsupportedModelError, match="layers.0.hc_attn_fn is stored as Q8_0"):
+    with pytest.raises(UnsupportedModelError, match=r"layers\.0\.hc_attn_fn is stored as Q8_0"):
         record(formats={"hc_attn_fn": "Q8_0"})
 
 

@@ -1,7 +1,7 @@
 """A model run one operation at a time on NumPy, behind the same verbs as the native one: FINBACK_EAGER=1.
 
-Owns the states of eager sequences. The arithmetic is canonical, so the logits are the native program's to the bit. Refuses
-speed and the memory budget: Python's arrays are not entries of the ledger.
+Owns the states of eager sequences. The arithmetic is canonical, so the logits are the native program's to
+the bit. Refuses speed and the memory budget: Python's arrays are not entries of the ledger.
 """
 
 from __future__ import annotations
@@ -47,7 +47,8 @@ class EagerCopy:
 
 
 class EagerState:
-    """What one sequence holds; the verbs of kv.pages.SequenceState. It can be taken back to 0 or to a checkpoint only."""
+    """What one sequence holds; the verbs of kv.pages.SequenceState. It can be taken back to 0 or to a
+    checkpoint only."""
 
     def __init__(self, config: ModelConfig) -> None:
         self._config, self.length = config, 0
@@ -70,7 +71,9 @@ class EagerState:
     def rewind(self, length: int) -> None:
         """Forget all tokens, or none; RequestError for anything else."""
         if not self.can_rewind(length):
-            raise RequestError(f"an eager sequence of {self.length} tokens can be taken back to 0 or a checkpoint, not {length}")
+            raise RequestError(
+                f"an eager sequence of {self.length} tokens goes back to 0 or a checkpoint, not to {length}"
+            )
         if length == 0:
             self._sequence, self.length = EagerSequence(self._config, Canonical()), 0
 
@@ -92,10 +95,17 @@ class EagerState:
 
 
 class EagerModel:
-    """A loaded model. `isa` and `threads` say what the rest of the engine uses; the operations here are NumPy's."""
+    """A loaded model. `isa` and `threads` say what the rest of the engine uses; the operations here are
+    NumPy's."""
 
     def __init__(
-        self, checkpoint: Checkpoint, architecture: Architecture[Any], *, isa: str, max_rows: int, cache_rounding: bool
+        self,
+        checkpoint: Checkpoint,
+        architecture: Architecture[Any],
+        *,
+        isa: str,
+        max_rows: int,
+        cache_rounding: bool,
     ) -> None:
         self.config = replace(checkpoint.config, cache_rounding=cache_rounding)
         self.isa, self.threads, self.max_rows, self.cache_rounding = isa, 1, max_rows, cache_rounding
@@ -109,8 +119,8 @@ class EagerModel:
         return EagerState(self.config)
 
     def run(self, state: EagerState, ids: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Compute `ids` after the state's tokens; logits f32 [len(rows), V] of the rows asked for. NumericError names the
-        operation that met a value that is not finite."""
+        """Compute `ids` after the state's tokens; logits f32 [len(rows), V] of the rows asked for.
+        NumericError names the operation that met a value that is not finite."""
         if self._weights is None:
             raise EngineStateError("this model is closed; load it again")
         with self._lock:
@@ -122,7 +132,9 @@ class EagerModel:
 
     def program_listing(self) -> NoReturn:
         """RequestError: nothing was recorded."""
-        raise RequestError("FINBACK_EAGER=1 runs operations as they come, there is no program to list; unset it")
+        raise RequestError(
+            "FINBACK_EAGER=1 runs operations as they come, there is no program to list; unset it"
+        )
 
     def close(self) -> None:
         """Let go of the weights. Closing twice is fine."""

@@ -1,9 +1,9 @@
 """A model as native programs: recorded once at load, then replayed, one native call a step.
 
-Owns the entry points (main, head, mtp), the arena they share, the weights they read and the batch that carries a step.
-Refuses, before anything is allocated, what the ledger does not grant. Numbers are checked by config.py, shapes by the
-recorder.
-Steps from several threads are computed one after another. Knows no text, no sampling and no policy of sequences.
+Owns the entry points (main, head, mtp), the arena they share, the weights they read and the batch that
+carries a step. Refuses, before anything is allocated, what the ledger does not grant. Numbers are checked
+by config.py, shapes by the recorder. Steps from several threads are computed one after another. Knows no
+text, no sampling and no policy of sequences.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from finback.weights.ledger import Ledger
 from finback.weights.tensors import Checkpoint
 
 MAX_DRAFT = 3
-"""Rows that a sequence can take back by setting a length: two drafts of the MTP block and the token that was sampled."""
+"""Rows that a sequence can take back by setting a length: two drafts of the MTP block and the token that
+was sampled."""
 
 W = TypeVar("W")
 
@@ -103,7 +104,9 @@ class NativeModel:
         self._arena: _Arena | None = None
         try:
             recorder = Recorder(self.config, self.layout, self._limits, str(checkpoint.paths[0]))
-            self._results = _record(recorder, architecture, architecture.load_weights(self.config, self._weights))
+            self._results = _record(
+                recorder, architecture, architecture.load_weights(self.config, self._weights)
+            )
             self._tape, self._placing = recorder.tape, recorder.tape.plan()
             self._arena = _Arena(self._placing.size, ledger)
             self._programs = {
@@ -133,7 +136,9 @@ class NativeModel:
         return program
 
     def _value(self, tensor: Tensor) -> native.Value:
-        return native.Value(self._placing.offsets[tensor.number], tensor.row_bytes, tensor.parts, tensor.width)
+        return native.Value(
+            self._placing.offsets[tensor.number], tensor.row_bytes, tensor.parts, tensor.width
+        )
 
     # ---- running
 
@@ -143,14 +148,15 @@ class NativeModel:
         return SequenceState(self._pool, self._ledger)
 
     def run(self, state: SequenceState, ids: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Compute `ids` after the `state.length` tokens of a sequence; logits f32 [len(rows), V] of the rows asked for.
+        """Compute `ids` after the `state.length` tokens of a sequence; logits f32 [len(rows), V] of the
+        rows asked for.
 
         Args:
             ids: 1 to `max_rows` token ids of the vocabulary. Pages for them must have been reserved.
             rows: rows of the step, ascending; row i is the one of ids[i].
 
-        On an error or Ctrl-C the sequence keeps its length, but its rings may have been overwritten: go back to a
-        checkpoint or to 0. See `native.run` for the errors.
+        On an error or Ctrl-C the sequence keeps its length, but its rings may have been overwritten: go
+        back to a checkpoint or to 0. See `native.run` for the errors.
         """
         self._check_usable()
         with self._lock:
@@ -161,19 +167,28 @@ class NativeModel:
     def draft(self, state: SequenceState, ids: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.float32]:
         """The draft block over the rows of the run just made: logits of the tokens after next.
 
-        Row i combines the final streams of row i of that run with the token ids[i] that follows it, so `ids` has as
-        many tokens as the run had. RequestError if the model has no draft block.
+        Row i combines the final streams of row i of that run with the token ids[i] that follows it, so
+        `ids` has as many tokens as the run had. RequestError if the model has no draft block.
         """
         self._check_usable()
         if "mtp" not in self._programs:
-            raise RequestError("this model has no draft block (num_nextn_predict_layers is 0); decode without drafts")
+            raise RequestError(
+                "this model has no draft block (num_nextn_predict_layers is 0); decode without drafts"
+            )
         if len(rows) > self._limits.max_logit_rows:
-            raise RequestError(f"{len(rows)} rows of draft logits exceed the limit of {self._limits.max_logit_rows}")
+            raise RequestError(
+                f"{len(rows)} rows of draft logits exceed the limit of {self._limits.max_logit_rows}"
+            )
         with self._lock:
             return self._step(("mtp",), state, state.length - len(ids), ids, rows)
 
     def _step(
-        self, entries: tuple[str, ...], state: SequenceState, position: int, ids: Sequence[int], rows: Sequence[int]
+        self,
+        entries: tuple[str, ...],
+        state: SequenceState,
+        position: int,
+        ids: Sequence[int],
+        rows: Sequence[int],
     ) -> npt.NDArray[np.float32]:
         """Run the first entry, and the last one again for logits beyond the limit of one replay."""
         logits = np.empty((len(rows), self.config.vocab_size), np.float32)
@@ -200,20 +215,25 @@ class NativeModel:
     def _check_usable(self) -> None:
         if self._closed:
             raise EngineStateError("this model is closed; load it again")
-        if native.pool_owner() != os.getpid():  # before the lock, which the parent may have held when it forked
+        if (
+            native.pool_owner() != os.getpid()
+        ):  # before the lock, which the parent may have held when it forked
             raise native.forked()
 
     # ---- looking in
 
     def program_listing(self) -> list[Listed]:
-        """Every operation of every entry point, once for each value it writes, with bytes and offset in the arena."""
+        """Every operation of every entry point, once for each value it writes, with bytes and offset in the
+        arena."""
         listed = []
         for entry, ops in self._tape.entries.items():
             for i in ops:
                 node = self._tape.nodes[i]
                 for t in node.writes:
                     size, offset = self._tape.size_of(t), self._placing.offsets[t.number]
-                    listed.append(Listed(entry, node.op, size // t.row_bytes, (t.parts, t.width), size, offset))
+                    listed.append(
+                        Listed(entry, node.op, size // t.row_bytes, (t.parts, t.width), size, offset)
+                    )
         return listed
 
     @property
@@ -222,7 +242,8 @@ class NativeModel:
         return self._placing.size
 
     def close(self) -> None:
-        """Give weights and arena back. Sequences give theirs back when they are closed. Closing twice is fine."""
+        """Give weights and arena back. Sequences give theirs back when they are closed. Closing twice is
+        fine."""
         with self._lock:
             if self._closed:
                 return
@@ -256,7 +277,9 @@ class _Arena:
 
     def __init__(self, size: int, ledger: Ledger) -> None:
         self._ledger, self._size = ledger, native.buffer_size(size)
-        ledger.reserve("arena", self._size, "raise memory=, or load with a smaller prefill_chunk= or context=")
+        ledger.reserve(
+            "arena", self._size, "raise memory=, or load with a smaller prefill_chunk= or context="
+        )
         try:
             self.buffer = native.allocate(self._size, "the arena")
         except BaseException:

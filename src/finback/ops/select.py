@@ -1,7 +1,7 @@
 """Which backend runs a model, and the verbs every backend has.
 
-Owns the choice: the native program, or eager NumPy under FINBACK_EAGER=1. Imports a backend only when it is chosen.
-Refuses to fall back from one to the other.
+Owns the choice: the native program, or eager NumPy under FINBACK_EAGER=1. Imports a backend only when it is
+chosen. Refuses to fall back from one to the other.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from finback.weights.tensors import Checkpoint
 
 MAX_LOGIT_ROWS = 64
-"""Rows of logits one replay gives; more are computed by replaying the head. 64 rows of 129,280 take 33 MB, and reading
-the head once for 64 rows already costs a tenth of computing them."""
+"""Rows of logits one replay gives; more are computed by replaying the head. 64 rows of 129,280 take 33 MB,
+and reading the head once for 64 rows already costs a tenth of computing them."""
 
 
 class Copy(Protocol):
@@ -73,7 +73,8 @@ def open_model(
     max_logit_rows: int,
     cache_rounding: bool,
 ) -> Model:
-    """The model of a checkpoint on the backend that the settings ask for; see `NativeModel` for arguments and errors."""
+    """The model of a checkpoint on the backend that the settings ask for; see `NativeModel` for arguments
+    and errors."""
     if eager():
         from finback.ops.eager_model import EagerModel
 
