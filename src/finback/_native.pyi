@@ -1,4 +1,5 @@
-"""Types of the native extension (native/bind/). Kept by hand; tests/core/test_stub.py compares it with the module."""
+"""Types of the native extension (native/bind/). Kept by hand; tests/core/test_stub.py compares it with the
+module."""
 
 from collections.abc import Sequence as List
 from enum import Enum
