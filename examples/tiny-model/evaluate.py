@@ -7,10 +7,11 @@ import random
 import re
 
 import gen_data as G
-import model as M
 import numpy as np
 import torch
 from train import Data
+
+import model as M
 
 
 class NGram:

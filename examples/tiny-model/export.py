@@ -41,7 +41,9 @@ def export(folder: Path, out: Path) -> None:
     with GgufWriter(out, "deepseek4") as writer:
         writer.add("general.name", "str", "finback tiny model")
         writer.add("general.license", "str", "Apache-2.0")
-        writer.add("general.description", "str", "A 16-million-parameter DeepSeek-V4 for first runs and tests")
+        writer.add(
+            "general.description", "str", "A 16-million-parameter DeepSeek-V4 for first runs and tests"
+        )
         add_gguf_config(writer, config)
         add_vocabulary(writer, folder / "tokenizer.json", config)
         add_gguf_sampling(writer, checkpoint.generation)
@@ -51,7 +53,9 @@ def export(folder: Path, out: Path) -> None:
         for tensor in wanted:
             for name in members(tensor, config.n_routed_experts):
                 entry = files.tensors[name]
-                writer.write(stored_name(tensor), converted(read_tensor(files, entry), entry, FORMATS[tensor.role]))
+                writer.write(
+                    stored_name(tensor), converted(read_tensor(files, entry), entry, FORMATS[tensor.role])
+                )
 
 
 def members(tensor: Expected, experts: int) -> Iterator[str]:
@@ -86,13 +90,17 @@ def add_vocabulary(writer: GgufWriter, path: Path, config: ModelConfig) -> None:
     tokens = sorted(ids, key=ids.__getitem__)
     if [ids[token] for token in tokens] != list(range(len(tokens))):
         raise SystemExit(f"{path}: token ids have gaps; GGUF lists cannot hold them")
-    types = [NORMAL if token not in special else CONTROL if special[token] else USER_DEFINED for token in tokens]
+    types = [
+        NORMAL if token not in special else CONTROL if special[token] else USER_DEFINED for token in tokens
+    ]
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in root["model"]["merges"]]
     add_gguf_vocabulary(writer, config, PRE_TOKENIZER, tokens, types, merges)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
     parser.add_argument("out", type=Path, nargs="?", default=ASSET)
     arguments = parser.parse_args()

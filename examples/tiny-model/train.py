@@ -7,9 +7,10 @@ import json
 import os
 import time
 
-import model as M
 import numpy as np
 import torch
+
+import model as M
 
 ADAM = ("embed", "head.weight", "norm", "hc_", "attn_sink", "ape", "gate.weight", "out.", "weights_proj")
 

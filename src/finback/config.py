@@ -210,7 +210,8 @@ class ModelConfig:
         self._check_tokens()
         for index, layer in enumerate((*self.layers, *self.mtp_layers)):
             if layer.index != index:
-                raise ConfigError("layers", layer.index, f"index {index} at that place of the stack")
+                stack = "layers" if index < len(self.layers) else "mtp_layers"
+                raise ConfigError(stack, layer.index, f"index {index} at that place of the stack")
         if self.num_experts_per_tok > self.n_routed_experts:
             allowed = f"from 1 to the number of routed experts, {self.n_routed_experts}"
             raise ConfigError("num_experts_per_tok", self.num_experts_per_tok, allowed)

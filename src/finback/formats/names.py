@@ -74,7 +74,11 @@ _BLOCK: Final[Sequence[tuple[str, str, str]]] = [
         "self_attn.compressor.indexer.gate_proj.weight",
         "indexer_compressor_gate.weight",
     ),
-    ("attn.indexer.compressor.ape", "self_attn.compressor.indexer.position_bias", "indexer_compressor_ape.weight"),
+    (
+        "attn.indexer.compressor.ape",
+        "self_attn.compressor.indexer.position_bias",
+        "indexer_compressor_ape.weight",
+    ),
     (
         "attn.indexer.compressor.norm.weight",
         "self_attn.compressor.indexer.kv_norm.weight",
@@ -107,6 +111,7 @@ _GGUF_MATRICES: Final = {stored: matrix for matrix, stored in _GGUF_EXPERTS.item
 _BLOCK_NAME: Final = re.compile(r"(layers|mtp)\.(0|[1-9]\d{0,8})\.(.+)", re.DOTALL)
 _STORED_BLOCK: Final = re.compile(r"(blk|mtp)\.(0|[1-9]\d{0,8})\.(.+)", re.DOTALL)
 _EXPERT: Final = re.compile(r"ffn\.experts\.(0|[1-9]\d{0,8})\.(w[123])\.(weight|scale)")
+
 
 class Spelling(Protocol):
     """One way of writing names."""
@@ -246,11 +251,12 @@ def _weight_of(rest: str) -> tuple[str, bool]:
 
 def _is_official(stack: str | None, rest: str) -> bool:
     """Whether `rest` may follow `layers.N.` or `mtp.N.` in an official name."""
+    if _EXPERT.fullmatch(rest) is not None:
+        return True
     weight, scaled = _weight_of(rest)
     if scaled and weight not in _SCALED:
         return False
-    known = weight in _MODULES or (stack == "mtp" and weight in _DS4)
-    return known or _EXPERT.fullmatch(rest) is not None
+    return weight in _MODULES or (stack == "mtp" and weight in _DS4)
 
 
 def _back(table: Mapping[str, str]) -> Mapping[str, str]:
@@ -288,7 +294,9 @@ _SCALED: Final = frozenset(
 # ---- names we recognise and do not run --------------------------------------------------------------------------
 
 _DSPARK: Final = re.compile(r"mtp\.\d+\.(main_proj|main_norm|markov_head|confidence_head)\.")
-_VISION: Final = re.compile(r"vision\.|aligner\.|image_(start|end|newline)$|v\.|mm\.|layers\.\d+\.ffn\.gate\.bias_vl$")
+_VISION: Final = re.compile(
+    r"vision\.|aligner\.|image_(start|end|newline)$|v\.|mm\.|layers\.\d+\.ffn\.gate\.bias_vl$"
+)
 
 
 def is_dspark(name: str) -> bool:

@@ -35,11 +35,23 @@ def _byte_letters() -> list[str]:
     return [chr(byte) if byte in kept else chr(next(moved)) for byte in range(256)]
 
 
+def check_size(size: int) -> None:
+    """Raises RequestError if the bytes and the control tokens do not fit into `size` tokens."""
+    if size < SMALLEST:
+        raise RequestError(
+            f"vocab is {size}; a byte-level vocabulary with its control tokens needs {SMALLEST} or more"
+        )
+
+
 def contents(size: int) -> list[str]:
     """`size` token contents in id order. Raises RequestError if size is below `SMALLEST`."""
-    if size < SMALLEST:
-        raise RequestError(f"vocab is {size}; a byte-level vocabulary with its control tokens needs {SMALLEST} or more")
-    return [*_FIRST, *_byte_letters(), *_LAST, *(f"<｜place▁holder▁no▁{i}｜>" for i in range(size - SMALLEST))]
+    check_size(size)
+    return [
+        *_FIRST,
+        *_byte_letters(),
+        *_LAST,
+        *(f"<｜place▁holder▁no▁{i}｜>" for i in range(size - SMALLEST)),
+    ]
 
 
 def token_types(size: int) -> list[int]:
@@ -64,7 +76,8 @@ def tokenizer_json(size: int) -> dict[str, object]:
         "| ?[\\p{P}\\p{S}]+[\r\n]*|\\s*[\r\n]+|\\s+(?!\\S)|\\s+",
     ]
     stages: list[dict[str, object]] = [
-        {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False} for split in splits
+        {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
+        for split in splits
     ]
     stages.append({"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False})
     return {

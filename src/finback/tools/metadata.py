@@ -29,7 +29,9 @@ def hf_config(config: ModelConfig) -> dict[str, object]:
         "architectures": ["DeepseekV4ForCausalLM"],
         "model_type": "deepseek_v4",
         **{name: getattr(config, name) for name in _SAME_NAME},
-        "eos_token_id": config.eos_token_ids[0] if len(config.eos_token_ids) == 1 else list(config.eos_token_ids),
+        "eos_token_id": config.eos_token_ids[0]
+        if len(config.eos_token_ids) == 1
+        else list(config.eos_token_ids),
         "num_key_value_heads": 1,
         "num_nextn_predict_layers": len(config.mtp_layers),
         "num_hash_layers": sum(layer.hashed for layer in config.layers),

@@ -12,7 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 
@@ -27,7 +27,6 @@ from finback.tools.random_bytes import E2M1_STD, E4M3_STD, Bytes, RandomBytes
 from finback.weights.hf_config import layer_of_ratio
 from finback.weights.inventory import Expected, draft_tensors, model_tensors
 
-Arch = Literal["v4-flash", "v4-pro", "v4-tiny", "v4-flash-small"]
 Progress = Callable[[int, int], None]  # bytes written, bytes in all
 
 _COMMON: Final[Mapping[str, Any]] = {
@@ -47,7 +46,7 @@ _TINY_WIDTHS: Final[Mapping[str, Any]] = {
     "qk_rope_head_dim": 32, "q_lora_rank": 256, "o_lora_rank": 128, "o_groups": 2, "index_n_heads": 4,
     "index_head_dim": 64, "index_topk": 64, "moe_intermediate_size": 256,
 }  # fmt: skip
-_SHAPES: Final[Mapping[Arch, tuple[Mapping[str, Any], tuple[int, ...]]]] = {
+_SHAPES: Final[Mapping[str, tuple[Mapping[str, Any], tuple[int, ...]]]] = {
     "v4-flash": (_FLASH, (0, 0, *(4, 128) * 20, 4)),
     "v4-pro": (
         {**_FLASH, "hidden_size": 7168, "num_attention_heads": 128, "q_lora_rank": 1536, "o_groups": 16,
@@ -64,13 +63,13 @@ _SHAPES: Final[Mapping[Arch, tuple[Mapping[str, Any], tuple[int, ...]]]] = {
     ),
 }  # fmt: skip
 _HASHED: Final = 3
-_SHARDS: Final = 46
+_SHARD_BYTES: Final = 5 << 30
 _FP8_BLOCK: Final = (128, 128)
 
 
 def synth(
     out: str | os.PathLike[str],
-    arch: Arch = "v4-tiny",
+    arch: str = "v4-tiny",
     *,
     layers: int | None = None,
     experts: int | None = None,
@@ -80,15 +79,17 @@ def synth(
     drafts: int = 1,
     seed: int = 0,
     alias: bool = False,
+    shards: int | None = None,
     progress: Progress | None = None,
 ) -> ModelConfig:
     """Writes a random model to `out`: one GGUF file if the name ends in .gguf, else a new folder.
 
-    `layers`, `experts` and `vocab` replace the numbers of `arch`; layers keep its order of kinds. Formats are keys
-    of FORMATS: of routed experts (default MXFP4; MXFP4_PAIRS in a folder) and of the large matrices (default Q8_0;
-    FP8_E4M3 in a folder). `drafts` MTP blocks follow. With `alias`, like layers of a GGUF file share their bytes.
-    Needs memory for a few pieces of 4 MiB. Raises RequestError for an argument out of range, and for an `out` that
-    exists.
+    `arch` is v4-flash, v4-pro, v4-tiny, or v4-flash-small: the tensors of V4-Flash with small widths. `layers`,
+    `experts` and `vocab` replace its numbers; layers keep its order of kinds. Formats are keys of FORMATS: of routed
+    experts (default MXFP4; MXFP4_PAIRS in a folder) and of the large matrices (default Q8_0; FP8_E4M3 in a folder).
+    `drafts` MTP blocks follow. With `alias`, like layers of a GGUF file share their bytes. A folder has at most
+    `shards` files, without it one per 5 GiB. Needs memory for a few pieces of 4 MiB. Raises RequestError for an
+    argument out of range, and for an `out` that exists.
     """
     place = Path(out)
     if os.path.lexists(place):
@@ -98,17 +99,21 @@ def synth(
         plan = _Plan(config, experts_format or "MXFP4", dense_format or "Q8_0", RandomBytes(seed), gguf=True)
         _write_gguf(place, plan, alias, progress)
     elif alias:
-        raise RequestError("alias is True; only GGUF files can share bytes between tensors: let out end in .gguf")
+        raise RequestError(
+            "alias is True; only GGUF files can share bytes between tensors: let out end in .gguf"
+        )
     else:
         plan = _Plan(
             config, experts_format or "MXFP4_PAIRS", dense_format or "FP8_E4M3", RandomBytes(seed), gguf=False
         )
-        _write_folder(place, plan, progress)
+        if shards is not None and shards < 1:
+            raise RequestError(f"shards is {shards}; allowed are numbers from 1")
+        _write_folder(place, plan, shards, progress)
     return config
 
 
 def synth_config(
-    arch: Arch,
+    arch: str,
     *,
     layers: int | None = None,
     experts: int | None = None,
@@ -127,6 +132,7 @@ def synth_config(
     stack = tuple(layer_of_ratio(i, ratios[i], hashed=i < _HASHED) for i in range(count))
     numbers = {**_COMMON, **shape}
     numbers["vocab_size"] = numbers["vocab_size"] if vocab is None else vocab
+    vocabulary.check_size(numbers["vocab_size"])
     if experts is not None:
         numbers["n_routed_experts"] = experts
         numbers["num_experts_per_tok"] = min(numbers["num_experts_per_tok"], experts)
@@ -204,7 +210,9 @@ class _Plan:
 def _check_formats(plan: _Plan, most: frozenset[str]) -> None:
     for field, format in (("experts_format", plan.experts_format), ("dense_format", plan.dense_format)):
         if format not in most:
-            raise RequestError(f"{field} is {shown(format)}; this kind of file holds {', '.join(sorted(most))}")
+            raise RequestError(
+                f"{field} is {shown(format)}; this kind of file holds {', '.join(sorted(most))}"
+            )
 
 
 class _Counter:
@@ -235,7 +243,9 @@ def _write_gguf(path: Path, plan: _Plan, alias: bool, progress: Progress | None)
         add_gguf_vocabulary(writer, config, vocabulary.PRE_TOKENIZER, tokens, types, ())
         total = 0
         for tensor in plan.tensors():
-            member = f"{tensor.name[:-2]}0.{tensor.name[-2:]}.weight" if tensor.role == "experts" else tensor.name
+            member = (
+                f"{tensor.name[:-2]}0.{tensor.name[-2:]}.weight" if tensor.role == "experts" else tensor.name
+            )
             spelled = names.spell(member)
             assert spelled is not None, "the inventory and the tables of names agree"
             key = _alike(tensor, config) if alias else tensor.name
@@ -269,14 +279,17 @@ def _alike(tensor: Expected, config: ModelConfig) -> str:
 # ---- folder -----------------------------------------------------------------------------------------------------
 
 
-def _write_folder(folder: Path, plan: _Plan, progress: Progress | None) -> None:
+def _write_folder(folder: Path, plan: _Plan, shards: int | None, progress: Progress | None) -> None:
     _check_formats(plan, frozenset({"F32", "F16", "BF16", "FP8_E4M3", "MXFP4_PAIRS"}))
     stored = [item for tensor in plan.tensors() for item in _stored(plan, tensor)]
-    total = sum(row_bytes(s.format, s.shape[-1]) * int(np.prod(s.shape[:-1], dtype=np.int64)) for s in stored)
+    sizes = [row_bytes(s.format, s.shape[-1]) * int(np.prod(s.shape[:-1], dtype=np.int64)) for s in stored]
+    total = sum(sizes)
+    # Room for one tensor more than an equal share, so that no rest is left for a further shard.
+    limit = _SHARD_BYTES if shards is None else -(-total // shards) + max(sizes)
     folder.mkdir(parents=True)
     _write_sidecars(folder, plan)
     counter = _Counter(total, progress)
-    with SafetensorsFolderWriter(folder, shard_bytes=max(1 << 20, -(-total // (_SHARDS - 1)))) as writer:
+    with SafetensorsFolderWriter(folder, shard_bytes=limit) as writer:
         for item in stored:
             writer.declare(item.name, item.format, item.shape)
         for item in stored:

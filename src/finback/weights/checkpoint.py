@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal
@@ -19,7 +19,7 @@ import numpy as np
 
 from finback.config import GenerationDefaults, ModelConfig
 from finback.errors import ModelFileError, UnsupportedModelError, shown
-from finback.formats.entry import ModelFiles, open_regular
+from finback.formats.entry import ModelFiles, TensorEntry, open_regular
 from finback.formats.gguf import GgufFile, open_gguf
 from finback.formats.names import FolderNames, ModuleNames, Spelling, is_dspark, is_vision
 from finback.formats.safetensors import INDEX_NAME, SINGLE_NAME, open_folder, open_safetensors
@@ -59,7 +59,9 @@ class OpenedCheckpoint:
     config: ModelConfig
     paths: Sequence[Path]
     generation: GenerationDefaults
-    tokenizer: Path | GgufVocabulary | None  # a tokenizer.json, the lists of a GGUF file, or nothing: logits only
+    tokenizer: (
+        Path | GgufVocabulary | None
+    )  # a tokenizer.json, the lists of a GGUF file, or nothing: logits only
     dialect: str | None  # of the prompt format, where the file tells its generation: v4-preview, v4-0731
     notes: tuple[str, ...]  # sentences about what the files hold and finback does not use
     _resolver: Resolver
@@ -72,10 +74,14 @@ class OpenedCheckpoint:
         """Matrix `w1`, `w2` or `w3` of all experts below `prefix`, such as "layers.3.ffn.experts"."""
         return self._resolver.stack(f"{prefix}.{matrix}")
 
+    def stored(self) -> Collection[TensorEntry]:
+        """Every tensor of the files under its own name, used or not, in file order."""
+        return self._resolver.tensors.values()
+
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors; ranges that several names share count once."""
-        return sum({(t.file, t.offset): t.nbytes for t in self._resolver.tensors.values()}.values())
+        return sum({(t.file, t.offset): t.nbytes for t in self.stored()}.values())
 
     @property
     def unused(self) -> tuple[str, ...]:
@@ -116,11 +122,15 @@ def open_checkpoint(
         return opened
     place = Path(path)
     if not os.path.lexists(place):
-        raise ModelFileError(path, "does not exist; give a .gguf file, a model folder, or a .safetensors file")
+        raise ModelFileError(
+            path, "does not exist; give a .gguf file, a model folder, or a .safetensors file"
+        )
     if _is_gguf(place):
         return _open_gguf(place, draft, cache_rounding)
     if draft is not None:
-        raise ModelFileError(draft, f"goes with a GGUF model only; {shown(place.name)} has its own draft block or none")
+        raise ModelFileError(
+            draft, f"goes with a GGUF model only; {shown(place.name)} has its own draft block or none"
+        )
     return _open_hf(place, cache_rounding)
 
 
@@ -131,7 +141,9 @@ def _is_gguf(path: Path) -> bool:
         gguf = any(name.lower().endswith(".gguf") for name in names)
         tensors = SINGLE_NAME in names or INDEX_NAME in names
         if gguf and tensors:
-            raise ModelFileError(path, f"holds both .gguf and {SINGLE_NAME} models; name the .gguf file you mean")
+            raise ModelFileError(
+                path, f"holds both .gguf and {SINGLE_NAME} models; name the .gguf file you mean"
+            )
         if not gguf and not tensors:
             raise ModelFileError(path, f"holds no model: neither .gguf, {SINGLE_NAME} nor {INDEX_NAME}")
         return gguf
@@ -153,7 +165,9 @@ def _open_gguf(path: Path, draft: str | os.PathLike[str] | None, cache_rounding:
     if draft is not None:
         _add_draft(file, open_gguf(draft))
     config, names = config_from_gguf(file, cache_rounding=cache_rounding)
-    return _finish("gguf", file, config, [names], FP8_BLOCK, generation_from_gguf(file), _vocabulary(file, config))
+    return _finish(
+        "gguf", file, config, [names], FP8_BLOCK, generation_from_gguf(file), _vocabulary(file, config)
+    )
 
 
 def _add_draft(file: GgufFile, draft: GgufFile) -> None:
@@ -227,7 +241,9 @@ def _open_hf(path: Path, cache_rounding: bool) -> OpenedCheckpoint:
         stops = dict.fromkeys((*config.eos_token_ids, *token_ids(values, "eos_token_id", sampling)))
         config = replace(config, eos_token_ids=tuple(stops))
     tokenizer = folder / "tokenizer.json"
-    names: list[Spelling] = [FolderNames(layout, p) for p in dict.fromkeys((prefix, "")) for layout in _LAYOUTS]
+    names: list[Spelling] = [
+        FolderNames(layout, p) for p in dict.fromkeys((prefix, "")) for layout in _LAYOUTS
+    ]
     names += [ModuleNames(p) for p in dict.fromkeys((prefix, ""))]
     return _finish(
         "safetensors", files, config, names, _scale_block(raw, config_path), generation,
@@ -247,7 +263,9 @@ def _scale_block(raw: Mapping[str, object], path: Path) -> tuple[int, int]:
         raise ModelFileError(path, f"quantization_config is {shown(quantization)}; allowed: an object")
     method = quantization.get("quant_method")
     if method != "fp8":
-        raise UnsupportedModelError(path, f"quantization_config.quant_method is {shown(method)}; finback runs 'fp8'")
+        raise UnsupportedModelError(
+            path, f"quantization_config.quant_method is {shown(method)}; finback runs 'fp8'"
+        )
     block = quantization.get("weight_block_size", list(FP8_BLOCK))
     if isinstance(block, list) and len(block) == 2 and all(type(n) is int and 1 <= n <= 65536 for n in block):
         return block[0], block[1]
@@ -287,9 +305,7 @@ def _finish(
         notes.append("the picture encoder is not used: finback reads text only")
     preview = "v4-preview" if config.mtp_layers else None
     dialect = "v4-0731" if dspark else preview
-    return OpenedCheckpoint(
-        kind, config, files.paths, generation, tokenizer, dialect, tuple(notes), resolver
-    )
+    return OpenedCheckpoint(kind, config, files.paths, generation, tokenizer, dialect, tuple(notes), resolver)
 
 
 def _bare_names(files: ModelFiles) -> list[str]:
@@ -303,13 +319,21 @@ def _refuse_contradictions(resolver: Resolver, config: ModelConfig) -> None:
         prefix = f"layers.{layer.index}"
         signs = [
             ("attn.compressor.ape", layer.ratio == 0, "its compression ratio is 0"),
-            ("attn.indexer.wq_b.weight", not layer.has_indexer, f"ratio {layer.ratio} goes without an indexer"),
-            ("ffn.gate.tid2eid", not layer.hashed, "the configuration does not count it among the hashed layers"),
+            (
+                "attn.indexer.wq_b.weight",
+                not layer.has_indexer,
+                f"ratio {layer.ratio} goes without an indexer",
+            ),
+            (
+                "ffn.gate.tid2eid",
+                not layer.hashed,
+                "the configuration does not count it among the hashed layers",
+            ),
         ]
         for name, absent, reason in signs:
             found = resolver.find(f"{prefix}.{name}") if absent else None
             if found is not None:
                 path = resolver.paths[found[0].file]
-                raise ModelFileError(path, f"tensor {shown(found[0].name)} contradicts layer {layer.index}: {reason}")
-
-
+                raise ModelFileError(
+                    path, f"tensor {shown(found[0].name)} contradicts layer {layer.index}: {reason}"
+                )

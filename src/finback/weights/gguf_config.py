@@ -161,7 +161,11 @@ def _blocks(file: GgufFile) -> tuple[int, int, GgufNames]:
     following = {int(match[1]) for name in file.tensors if (match := _NEXTN_TENSOR.match(name))}
     if following:
         count, drafts = min(following), len(following)
-        if following != set(range(count, count + drafts)) or count < 1 or blocks not in (count, count + drafts):
+        if (
+            following != set(range(count, count + drafts))
+            or count < 1
+            or blocks not in (count, count + drafts)
+        ):
             problem = f"nextn tensors are in blocks {shown(sorted(following))}; expected at the end of {blocks} blocks"
             raise ModelFileError(file.paths[0], f"{_key('block_count')} is {blocks}, but {problem}")
         return count, drafts, GgufNames(layers=count)
@@ -176,7 +180,9 @@ def _check_fixed(file: GgufFile) -> None:
     width = file.get_int(_key("attention.key_length"), *head)
     values = file.get_int(_key("attention.value_length"), *head, default=width)
     if values != width:
-        problem = f"{_key('attention.value_length')} is {values}; V4 keeps keys and values in one row of {width}"
+        problem = (
+            f"{_key('attention.value_length')} is {values}; V4 keeps keys and values in one row of {width}"
+        )
         raise ModelFileError(file.paths[0], problem)
     gating = file.get_int(_key("expert_gating_func"), 0, 1 << 16, default=SQRT_SOFTPLUS)
     if gating != SQRT_SOFTPLUS:
@@ -185,7 +191,9 @@ def _check_fixed(file: GgufFile) -> None:
     for name in ("expert_group_count", "expert_group_used_count"):
         groups = file.get_int(_key(name), 0, 1 << 16, default=0)
         if groups > 1:
-            raise UnsupportedModelError(file.paths[0], f"{_key(name)} is {groups}; V4 routes without groups (0 or 1)")
+            raise UnsupportedModelError(
+                file.paths[0], f"{_key(name)} is {groups}; V4 routes without groups (0 or 1)"
+            )
 
 
 def _layers(file: GgufFile, count: int) -> tuple[LayerConfig, ...]:
@@ -194,7 +202,9 @@ def _layers(file: GgufFile, count: int) -> tuple[LayerConfig, ...]:
     if file.metadata.label(key)[0] != "[":
         ratios = ratios * count  # a single number stands for all layers
     if len(ratios) < count:
-        raise ModelFileError(file.paths[0], f"{key} has {len(ratios)} values; the {count} layers need one each")
+        raise ModelFileError(
+            file.paths[0], f"{key} has {len(ratios)} values; the {count} layers need one each"
+        )
     hashed = file.get_int(_key("hash_layer_count"), *INTEGERS["num_hash_layers"])
     return tuple(layer_of_ratio(i, ratios[i], hashed=i < hashed) for i in range(count))
 
@@ -234,9 +244,13 @@ def _ropes(file: GgufFile) -> tuple[RopeConfig, RopeConfig]:
     kind = file.get_str(_key("rope.scaling.type"), default="none")
     if kind == "none":
         # A missing type beside a factor is a damaged file, not one without YaRN.
-        present = [name for name in file.metadata if name.startswith(_key("rope.scaling.")) and name[-5:] != ".type"]
+        present = [
+            name for name in file.metadata if name.startswith(_key("rope.scaling.")) and name[-5:] != ".type"
+        ]
         if present and _key("rope.scaling.type") not in file.metadata:
-            raise ModelFileError(file.paths[0], f"{_key('rope.scaling.type')} is missing beside {shown(present[0])}")
+            raise ModelFileError(
+                file.paths[0], f"{_key('rope.scaling.type')} is missing beside {shown(present[0])}"
+            )
         return main, RopeConfig(theta)
     if kind != "yarn":
         problem = f"{_key('rope.scaling.type')} is {shown(kind)}; finback runs 'yarn' and 'none'"

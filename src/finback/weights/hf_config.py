@@ -23,7 +23,9 @@ from finback.config import (
 )
 from finback.errors import ConfigError, ModelFileError, UnsupportedModelError, shown
 
-CSA_RATIO: Final = 4  # the published configurations give ratios only; the overlapped kind is the one of ratio 4
+CSA_RATIO: Final = (
+    4  # the published configurations give ratios only; the overlapped kind is the one of ratio 4
+)
 
 _KINDS: Final[Mapping[str, LayerKind]] = {
     "sliding_attention": "window",
@@ -127,7 +129,9 @@ def _build(reader: _Reader, drafts: int, cache_rounding: bool) -> ModelConfig:
 
 def _layers(reader: _Reader) -> tuple[LayerConfig, ...]:
     count = check_integer("num_hidden_layers", reader.required("num_hidden_layers"))
-    kinds = _published_kinds(reader, count) if "compress_ratios" in reader.raw else _listed_kinds(reader, count)
+    kinds = (
+        _published_kinds(reader, count) if "compress_ratios" in reader.raw else _listed_kinds(reader, count)
+    )
     hashed = _hashed(reader, count)
     return tuple(LayerConfig(i, kind, ratio, hashed[i]) for i, (kind, ratio) in enumerate(kinds))
 
@@ -149,7 +153,9 @@ def _published_kinds(reader: _Reader, count: int) -> list[tuple[LayerKind, int]]
 def _listed_kinds(reader: _Reader, count: int) -> list[tuple[LayerKind, int]]:
     """`layer_types` with a rate per type; transformers fixes 4 and 128 where `compress_rates` is missing."""
     if "layer_types" not in reader.raw:
-        raise ModelFileError(reader.path, "compress_ratios is missing; add one ratio per layer, or layer_types")
+        raise ModelFileError(
+            reader.path, "compress_ratios is missing; add one ratio per layer, or layer_types"
+        )
     rates: dict[str, object] = {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128}
     found = reader.raw.get("compress_rates")
     if found is not None:
@@ -203,7 +209,12 @@ def _rotary_width(reader: _Reader, head_dim: int) -> int:
         raise ModelFileError(reader.path, "qk_rope_head_dim is missing; allowed: even numbers up to head_dim")
     if isinstance(fraction, bool) or not isinstance(fraction, (int, float)) or not 0 < fraction <= 1:
         raise ConfigError(key, fraction, "numbers above 0 and up to 1")
-    return check_integer("qk_rope_head_dim", int(head_dim * fraction), key)
+    width = int(head_dim * fraction)
+    if width < 2 or width % 2:
+        raise ConfigError(
+            key, fraction, f"fractions of head_dim, {head_dim}, that are even numbers of channels"
+        )
+    return width
 
 
 def _ropes(reader: _Reader) -> tuple[RopeConfig, RopeConfig]:
@@ -233,7 +244,9 @@ def _rope(reader: _Reader, scaling: Mapping[str, object], theta: float | None, w
     if kind in ("default", None):
         return RopeConfig(theta)
     if kind != "yarn":
-        raise UnsupportedModelError(reader.path, f"{where}.type is {shown(kind)}; finback runs yarn and default")
+        raise UnsupportedModelError(
+            reader.path, f"{where}.type is {shown(kind)}; finback runs yarn and default"
+        )
     for key in ("attention_factor", "mscale"):
         if scaling.get(key) not in (None, 1, 1.0):
             problem = f"{where}.{key} is {shown(scaling[key])}; V4 rotates without a magnitude factor (1.0)"
@@ -265,7 +278,9 @@ class _Reader:
     def required(self, key: str, holder: Mapping[str, object] | None = None, where: str = "") -> object:
         source = self.raw if holder is None else holder
         if source.get(key) is None:
-            raise ModelFileError(self.path, f"{where}{key} is missing; a deepseek_v4 configuration must have it")
+            raise ModelFileError(
+                self.path, f"{where}{key} is missing; a deepseek_v4 configuration must have it"
+            )
         return source[key]
 
     def mapping(
@@ -282,7 +297,9 @@ class _Reader:
         if not isinstance(value, list):
             raise ConfigError(key, value, "a list with one entry per layer")
         if len(value) < length:
-            problem = f"{key} has {len(value)} entries; the {length} layers of num_hidden_layers need one each"
+            problem = (
+                f"{key} has {len(value)} entries; the {length} layers of num_hidden_layers need one each"
+            )
             raise ModelFileError(self.path, problem)
         return value
 
@@ -305,7 +322,9 @@ class _Reader:
         if found == "deepseek_v4":
             return
         if found == "deepseek_v41":
-            problem = "model_type is 'deepseek_v41': V4.1 is another architecture, which finback does not run yet"
+            problem = (
+                "model_type is 'deepseek_v41': V4.1 is another architecture, which finback does not run yet"
+            )
             raise UnsupportedModelError(self.path, problem)
         if found is None:
             raise ModelFileError(self.path, "model_type is missing; finback runs 'deepseek_v4'")

@@ -116,7 +116,9 @@ class Resolver:
     def _wanted(self, name: str) -> Expected:
         wanted = self.expected.get(name)
         if wanted is None:
-            raise ModelFileError(self.paths[0], f"has no use for a tensor {shown(name)}: its configuration names none")
+            raise ModelFileError(
+                self.paths[0], f"has no use for a tensor {shown(name)}: its configuration names none"
+            )
         return wanted
 
     def _found(self, name: str) -> tuple[TensorEntry, Spelled]:
