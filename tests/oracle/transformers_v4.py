@@ -81,6 +81,6 @@ def chunked(model: DeepseekV4ForCausalLM, ids: Ints, sizes: list[int]) -> Floats
     with torch.no_grad():
         for n in sizes:
             piece = torch.from_numpy(ids[position : position + n])[None]
-            out.append(model(piece, past_key_values=cache, use_cache=True).logits[0].numpy())
+            out.append(model(piece, cache=cache, use_cache=True).logits[0].numpy())
             position += n
     return np.concatenate(out)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from finback.config import ModelConfig
+from finback.formats.blocks import decode, row_bytes
 from finback.ops.eager import Array, Stack
 from finback.reference.arithmetic import Arithmetic
 from finback.reference.matrix import Matrix
@@ -76,9 +77,13 @@ class CheckpointTensors(Mapping[str, Tensor]):
         data = self._bytes(w.data)
         if w.format in ("I32", "I64"):
             return data.view({"I32": np.int32, "I64": np.int64}[w.format]).reshape(w.shape)
-        rows = w.shape[0] if len(w.shape) == 2 else 1
-        matrix = self._matrix(w.format, (rows, w.shape[-1]), data, w, w.scale)
-        return matrix if len(w.shape) == 2 else matrix.plain[0]
+        if len(w.shape) != 2:
+            return decode(w.format, data, 1, w.shape[-1])[0]
+        rows, cols = w.shape
+        if w.stride is not None:  # rows lie apart; the last one is not followed by the gap
+            data = np.pad(data, (0, rows * w.stride - len(data))).reshape(rows, w.stride)
+            data = data[:, : row_bytes(w.format, cols)].copy()
+        return self._matrix(w.format, (rows, cols), data, w, w.scale)
 
     def _expert(self, stack: ExpertStack, e: int) -> Matrix:
         data = self._bytes(Plane(int(stack.files[e]), int(stack.offsets[e]), stack.nbytes))
