@@ -69,7 +69,7 @@ def _report(checkpoint: Any) -> dict[str, Any]:
         if isinstance(tokenizer, GgufVocabulary)
         else str(tokenizer),
         "memory": {
-            "bytes_per_token": layout.bytes_per_token,
+            "bytes_per_token": layout.bytes_per_token(),
             "page_bytes": layout.page_bytes,
             "frontier_bytes": layout.frontier_bytes,
         },

@@ -67,9 +67,7 @@ def main() -> None:
     from finback.errors import FinbackError
 
     try:
-        cli.main(standalone_mode=False)
-    except click.exceptions.Exit as end:
-        sys.exit(end.exit_code)
+        code = cli.main(standalone_mode=False)  # what ctx.exit() was given; None when a command just ended
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -83,6 +81,7 @@ def main() -> None:
         # The reader of our output went away (`finback run | head`); keep the interpreter from complaining at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

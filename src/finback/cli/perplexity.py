@@ -11,14 +11,13 @@ from finback.cli.common import load_engine, load_options, read_text
 
 
 @click.command("perplexity")
-@click.argument("model_path", metavar="MODEL", required=False)
-@click.argument("file", metavar="FILE")
+@click.argument("paths", metavar="[MODEL] FILE", nargs=-1, required=True)
 @load_options
 @click.option(
     "--window", type=click.IntRange(2), default=512, show_default=True, metavar="N", help="Tokens per independent window."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(model_path: str | None, file: str, window: int, as_json: bool, **options: Any) -> None:
+def command(paths: tuple[str, ...], window: int, as_json: bool, **options: Any) -> None:
     """Measure perplexity on a text file (- is stdin), in independent windows that each begin with the begin-of-text token.
 
     \b
@@ -30,9 +29,12 @@ def command(model_path: str | None, file: str, window: int, as_json: bool, **opt
     from finback.cli.screen import Bar
     from finback.tools.perplexity import perplexity
 
-    if model_path is not None and options["model"] is not None:
+    *models, file = paths
+    if len(models) > 1:
+        raise click.UsageError(f"{len(paths)} arguments; give one model and one text file")
+    if models and options["model"] is not None:
         raise click.UsageError("the model is named twice: as an argument and with -m")
-    options["model"] = model_path if model_path is not None else options["model"]
+    options["model"] = models[0] if models else options["model"]
     text = read_text(None, file)
     if options["context"] is None:
         options["context"] = window

@@ -193,7 +193,7 @@ class NativeModel:
     def _logits(self, entry: str, n: int) -> npt.NDArray[np.float32]:
         value = self._value(self._results[entry])
         rows = self._arena.buffer.view()[value.offset : value.offset + n * value.row_bytes].view(np.float32)
-        return rows.reshape(n, -1)[:, : value.width]
+        return rows.reshape(n, value.row_bytes // 4)[:, : value.width]
 
     def _check_usable(self) -> None:
         if self._closed:

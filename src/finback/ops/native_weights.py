@@ -75,13 +75,18 @@ NativeExperts = NativeStack | NativeTable
 
 
 class NativeWeights:
-    """`WeightSource` of the recorder over a checkpoint. `nbytes`: what was decoded, charged to the ledger as "weights"."""
+    """`WeightSource` of the recorder over a checkpoint.
+
+    `nbytes`: what is charged to the ledger as "weights": every mapped byte once (a page that is read stays in memory as
+    long as there is room), and the vectors and tables that were decoded. MemoryBudgetError if that does not fit.
+    """
 
     def __init__(self, checkpoint: Checkpoint, ledger: Ledger) -> None:
         self._checkpoint, self._ledger = checkpoint, ledger
+        self.nbytes = 0
+        self._charge(checkpoint.nbytes)
         self._maps = [native.map_file(str(path)) for path in checkpoint.paths]
         self._matrices: dict[str, NativeMatrix] = {}
-        self.nbytes = 0
 
     # ---- matrices
 
@@ -176,7 +181,7 @@ class NativeWeights:
     # ---- checks
 
     def _charge(self, size: int) -> None:
-        self._ledger.reserve("weights", size)
+        self._ledger.reserve("weights", size, "raise memory= or take a smaller model")
         self.nbytes += size
 
     def _path(self, file: int) -> str:

@@ -69,6 +69,10 @@ class Checkpoint(Protocol):
     config: ModelConfig
     paths: Sequence[Path]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors; ranges that several names share count once."""
+
     def weight(self, name: str) -> Weight:
         """A tensor by official name; ModelFileError naming the tensor if the model lacks it."""
 
