@@ -91,6 +91,7 @@ class Matrix:
         scale_kind: ScaleKind = ...,
         block_rows: int = 0,
         block_cols: int = 0,
+        row_stride: int = 0,
     ) -> None: ...
     @property
     def format(self) -> Format: ...

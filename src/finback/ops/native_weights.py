@@ -116,7 +116,9 @@ class NativeWeights:
         rows, cols = w.shape
         self._check_plane(w.name, w.data)
         if w.scale is None or w.scale_block is None:
-            handle = native.Matrix(format, rows, cols, self._maps[w.data.file], w.data.offset)
+            handle = native.Matrix(
+                format, rows, cols, self._maps[w.data.file], w.data.offset, row_stride=w.stride or 0
+            )
         else:
             self._check_plane(w.name, w.scale)
             handle = native.Matrix(
