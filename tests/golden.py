@@ -1,8 +1,8 @@
-"""Weights that anyone can rebuild: every element from an integer hash of its tensor's name (spec section 11.4).
+"""Weights that anyone can rebuild: every element from an integer hash of its tensor's name (spec section
+11.4).
 
-Owns the rule, the list of a model's tensors with their shapes (spec section 6), and the configuration of the golden
-values. Nothing is random and nothing is stored, so a fixture only has to hold results.
-"""
+Owns the rule, the list of a model's tensors with their shapes (spec section 6), and the configuration of the
+golden values. Nothing is random and nothing is stored, so a fixture only has to hold results. """
 
 from __future__ import annotations
 
@@ -138,7 +138,9 @@ def _block(c: ModelConfig, layer: LayerConfig, p: str) -> dict[str, tuple[int, .
     out[f"{p}.ffn.gate.weight"] = (c.n_routed_experts, d)
     if not layer.hashed:
         out[f"{p}.ffn.gate.bias"] = (c.n_routed_experts,)
-    for expert in [f"experts.{e}" for e in range(c.n_routed_experts)] + ["shared_experts"] * c.n_shared_experts:
+    for expert in [f"experts.{e}" for e in range(c.n_routed_experts)] + [
+        "shared_experts"
+    ] * c.n_shared_experts:
         q = f"{p}.ffn.{expert}"
         out |= {f"{q}.w1.weight": (inner, d), f"{q}.w3.weight": (inner, d), f"{q}.w2.weight": (d, inner)}
     return out

@@ -1,10 +1,10 @@
-"""TINY: the random model of the V4 shape that every layer of the tests uses, built from a seed in a fraction of a second.
+"""TINY: the random model of the V4 shape that every layer of the tests uses, built from a seed in a fraction
+of a second.
 
-Hidden 64, six layers (two window-only, then CSA with ratio 4 and HCA with ratio 8 in turn; the first two routed by token
-id), eight experts of which two are taken, window 16, one draft block, a byte-level vocabulary with the control tokens.
-Owns the configuration, its weights (the hash rule of `golden`), stored formats of them, and a model folder on disk
-written without the product's own writer.
-"""
+Hidden 64, six layers (two window-only, then CSA with ratio 4 and HCA with ratio 8 in turn; the first two
+routed by token id), eight experts of which two are taken, window 16, one draft block, a byte-level vocabulary
+with the control tokens. Owns the configuration, its weights (the hash rule of `golden`), stored formats of
+them, and a model folder on disk written without the product's own writer. """
 
 from __future__ import annotations
 
@@ -22,11 +22,29 @@ from finback.config import ModelConfig, RopeConfig
 from finback.reference.matrix import Matrix
 from tests.golden import Tensors, layers, prompt, weights
 
-__all__ = ["CONTROL", "TINY", "VOCAB", "official_config", "prompt", "stored", "tokenizer", "weights", "write_folder"]
+__all__ = [
+    "CONTROL",
+    "TINY",
+    "VOCAB",
+    "official_config",
+    "prompt",
+    "stored",
+    "tokenizer",
+    "weights",
+    "write_folder",
+]
 
 CONTROL = (
     ["<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"]
-    + ["<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "｜DSML｜", "<｜latest_reminder｜>", "<｜action｜>"]
+    + [
+        "<｜User｜>",
+        "<｜Assistant｜>",
+        "<think>",
+        "</think>",
+        "｜DSML｜",
+        "<｜latest_reminder｜>",
+        "<｜action｜>",
+    ]
     + ["<｜begin▁sys｜>", "<｜end▁sys｜>", "<｜image2｜>"]
     + [f"<｜place▁holder▁no▁{i}｜>" for i in range(31)]
 )
@@ -75,13 +93,14 @@ def with_ratios(c: ModelConfig, ratios: tuple[int, ...], hashed: int = 0, **chan
     return replace(c, layers=layers(ratios, 0, hashed), mtp_layers=(), **changes)
 
 
-# ---- stored formats -------------------------------------------------------------------------------------------------
+# ---- stored formats ----------------------------------------------------------------------------------------
 
 Encode = Callable[[npt.NDArray[np.float32]], Matrix]
 
 
 def stored(tensors: Tensors, encode: Encode, chosen: Callable[[str], bool]) -> dict[str, Any]:
-    """The tensors with every matrix whose name is chosen encoded; vectors, tables and the others stay as they are."""
+    """The tensors with every matrix whose name is chosen encoded; vectors, tables and the others stay as they
+    are."""
     return {
         name: encode(t.astype(np.float32)) if t.ndim == 2 and t.dtype != np.int64 and chosen(name) else t
         for name, t in tensors.items()
@@ -97,7 +116,7 @@ def is_expert(name: str) -> bool:
     return ".ffn.experts." in name
 
 
-# ---- a model folder -------------------------------------------------------------------------------------------------
+# ---- a model folder ----------------------------------------------------------------------------------------
 
 
 def official_config(c: ModelConfig) -> dict[str, Any]:
@@ -157,7 +176,11 @@ def tokenizer() -> dict[str, Any]:
         "pre_tokenizer": byte_level,
         "post_processor": None,
         "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": {t: i for i, t in zip(ids, CONTROL, strict=True)} | vocab, "merges": []},
+        "model": {
+            "type": "BPE",
+            "vocab": {t: i for i, t in zip(ids, CONTROL, strict=True)} | vocab,
+            "merges": [],
+        },
     }
 
 

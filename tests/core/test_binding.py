@@ -245,3 +245,18 @@ def test_the_stub_names_what_the_module_has() -> None:
         if isinstance(member, type) and methods:
             own = {m for m in vars(member) if not m.startswith("_") or m in ("__init__", "__len__")}
             assert own - {"__init__"} == methods - {"__init__"}, name
+
+
+def test_there_is_one_door_to_the_native_module() -> None:
+    package = Path(finback.__file__).parent
+    doors = set()
+    for file in package.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}", *(f"{node.module}.{alias.name}" for alias in node.names)]
+            if any(name.startswith("finback._native") for name in names):
+                doors.add(file.relative_to(package).as_posix())
+    assert doors == {"native.py"}

@@ -1,9 +1,9 @@
-"""A second reading of the spec, sharing no line with src/finback: float64, whole arrays, two-pass softmax in the pooling.
+"""A second reading of the spec, sharing no line with src/finback: float64, whole arrays, two-pass softmax in
+the pooling.
 
-Owns the forward pass of spec section 3 as a class over official names, checked against transformers (rounding off) and
-the source of the golden values that transformers cannot give: the draft block, and everything with cache rounding on.
-Chunks may follow one another; the state is what it kept.
-"""
+Owns the forward pass of spec section 3 as a class over official names, checked against transformers (rounding
+off) and the source of the golden values that transformers cannot give: the draft block, and everything with
+cache rounding on. Chunks may follow one another; the state is what it kept. """
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def nearest(x: Array, values: Array) -> Array:
 
 
 E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
-E4M3 = np.array([m / 8 * 2.0**-6 for m in range(8)] + [(1 + m / 8) * 2.0**e for e in range(-6, 9) for m in range(8)])[:-1]
+E4M3 = np.array(
+    [m / 8 * 2.0**-6 for m in range(8)] + [(1 + m / 8) * 2.0**e for e in range(-6, 9) for m in range(8)]
+)[:-1]
 
 
 def in_blocks(x: Array, size: int, values: Array, floor: float) -> Array:

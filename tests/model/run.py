@@ -1,7 +1,7 @@
 """Runs a model eagerly for the tests: prompt in chunks, all logits, the state left behind.
 
-Owns the loop over chunks and nothing of the model. `ops` may be a subclass of EagerOps: that is how mutations are made.
-"""
+Owns the loop over chunks and nothing of the model. `ops` may be a subclass of EagerOps: that is how mutations
+are made. """
 
 from __future__ import annotations
 
@@ -48,9 +48,12 @@ class Model:
     def step(
         self, pieces: Sequence[tuple[EagerSequence, int, Ints]], logit_rows: Sequence[int] | None = None
     ) -> tuple[Array, Array]:
-        """One step over pieces (sequence, first position, ids): logits of the rows asked for, streams of all rows."""
+        """One step over pieces (sequence, first position, ids): logits of the rows asked for, streams of all
+        rows."""
         batch = EagerBatch.of(pieces, logit_rows)
-        return forward(self.ops(self.config, self.arithmetic, batch, self.config.cache_rounding), self.weights)
+        return forward(
+            self.ops(self.config, self.arithmetic, batch, self.config.cache_rounding), self.weights
+        )
 
     def draft(self, sequence: EagerSequence, pos0: int, following: Ints, streams: Array) -> Array:
         """Logits of the draft block: streams of positions pos0 .. with the tokens that follow them."""

@@ -1,8 +1,8 @@
-"""What a row may depend on: its own sequence's earlier tokens and nothing else. Cases A05 and A07 on the eager ops.
+"""What a row may depend on: its own sequence's earlier tokens and nothing else. Cases A05 and A07 on the
+eager ops.
 
-Canonical arithmetic is compared as bytes, the oracle within rounding. Several sequences of one batch are one step: each
-must come out as it does alone.
-"""
+Canonical arithmetic is compared as bytes, the oracle within rounding. Several sequences of one batch are one
+step: each must come out as it does alone. """
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def tiny(arithmetic: Arithmetic, config: ModelConfig = TINY) -> Model:
 def answers(
     model: Model, ids: np.ndarray, sizes: list[int], answer: int = ANSWER
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The prompt prefilled in chunks of each size, then a greedy answer: last prompt logits [S, V], tokens [S, answer].
+    """The prompt prefilled in chunks of each size, then a greedy answer: last prompt logits [S, V], tokens
+    [S, answer].
 
     All sizes run as sequences of one batch, so steps mix long chunks, short ones and single tokens.
     """
@@ -64,7 +65,8 @@ def test_prefill_split_changes_nothing_in_float64() -> None:
 
 
 def test_prefill_split_changes_no_bit() -> None:
-    """A05 with canonical arithmetic: the same bytes for every size, the oracle's tokens, its logits to 1e-4 relative."""
+    """A05 with canonical arithmetic: the same bytes for every size, the oracle's tokens, its logits to 1e-4
+    relative."""
     ids, sizes = prompt(43, TINY.vocab_size), [1, 3, 8, 17, 43]
     logits, tokens = answers(tiny(Canonical()), ids, sizes, answer=6)
     for row, answer in zip(logits, tokens, strict=True):
@@ -125,7 +127,8 @@ def test_no_row_sees_the_future(name: str, arithmetic: Arithmetic) -> None:
 
 @pytest.mark.parametrize("position", [41, 43, 47])
 def test_later_rows_do_see_the_change(position: int) -> None:
-    """The other half of A07: rows inside and after the changed token's group depend on it in every layer type."""
+    """The other half of A07: rows inside and after the changed token's group depend on it in every layer
+    type."""
     for config in LAYER_TYPES.values():
         model = tiny(Oracle(), config)
         ids = prompt(64, TINY.vocab_size)

@@ -1,7 +1,8 @@
-"""The model against numbers that were computed elsewhere: spec section 11.4, and an independent reading of the spec.
+"""The model against numbers that were computed elsewhere: spec section 11.4, and an independent reading of
+the spec.
 
-With rounding off the numbers are the spec's, checked there against transformers. With cache rounding on, and for the draft
-block, they come from tests/model/independent.py, which is also run live on every kind of model.
+With rounding off the numbers are the spec's, checked there against transformers. With cache rounding on, and
+for the draft block, they come from tests/model/independent.py, which is also run live on every kind of model.
 """
 
 from __future__ import annotations
@@ -67,13 +68,32 @@ TINY_LINES: list[Line] = [
             26746.023,
             (65, [-0.36088, -0.24562, 0.29694, 1.60174, -1.0836]),
         ),
-        (SHORT_BLOCKS, 301, SHORT, -773.743, 26427.663, (65, [-0.40782, -0.45452, 0.68383, 1.11027, 0.20975])),
-        (TINY, 143, TINY_LINES, -1192.864, 40296.139, (223, [1.55706, -0.53066, -1.15666, -0.60828, 0.98318])),
+        (
+            SHORT_BLOCKS,
+            301,
+            SHORT,
+            -773.743,
+            26427.663,
+            (65, [-0.40782, -0.45452, 0.68383, 1.11027, 0.20975]),
+        ),
+        (
+            TINY,
+            143,
+            TINY_LINES,
+            -1192.864,
+            40296.139,
+            (223, [1.55706, -0.53066, -1.15666, -0.60828, 0.98318]),
+        ),
     ],
     ids=["spec", "rounded", "short-blocks", "tiny"],
 )
 def test_golden_values(
-    config: ModelConfig, n: int, lines: list[Line], total: float, magnitude: float, draft: tuple[int, list[float]]
+    config: ModelConfig,
+    n: int,
+    lines: list[Line],
+    total: float,
+    magnitude: float,
+    draft: tuple[int, list[float]],
 ) -> None:
     model = Model.of(config, Oracle(), weights(config))
     ids = prompt(n, config.vocab_size)

@@ -1,8 +1,9 @@
-"""Negative controls: each mistake an implementer could make moves the logits by orders of magnitude more than the bound.
+"""Negative controls: each mistake an implementer could make moves the logits by orders of magnitude more than
+the bound.
 
-Each is made on purpose, in the configuration, the weights or one op, and compared with transformers' logits; spec
-section 11.2 has the first fourteen. So agreement in test_transformers.py pins every one of these details down.
-"""
+Each is made on purpose, in the configuration, the weights or one op, and compared with transformers' logits;
+spec section 11.2 has the first fourteen. So agreement in test_transformers.py pins every one of these details
+down. """
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from tests.model.fixtures import CASES, LENGTH, read
 from tests.model.run import Model, run, worst
 
 LOUD = 0.3
-"""Every mistake below moves some logit (standard deviation 1.2) by more than this; the tests' bound is 1e-5."""
+"""Every mistake below moves some logit (standard deviation 1.2) by more than this; the tests' bound is
+1e-5."""
 
 CONFIG: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     "one Sinkhorn iteration": lambda c: replace(c, hc_sinkhorn_iters=1),
@@ -33,7 +35,9 @@ CONFIG: dict[str, Callable[[ModelConfig], ModelConfig]] = {
     "top-k ignored": lambda c: replace(c, index_topk=1000),
     "no YaRN": lambda c: replace(c, compress_rope=replace(c.compress_rope, factor=None)),
     "YaRN on window layers": lambda c: replace(c, rope=replace(c.compress_rope, theta=c.rope.theta)),
-    "compressed layers with theta 10000": lambda c: replace(c, compress_rope=replace(c.compress_rope, theta=1e4)),
+    "compressed layers with theta 10000": lambda c: replace(
+        c, compress_rope=replace(c.compress_rope, theta=1e4)
+    ),
     "clamp off": lambda c: replace(c, swiglu_limit=0.0),
     "route scale 1": lambda c: replace(c, routed_scaling_factor=1.0),
     "router weights not normalised": lambda c: replace(c, norm_topk_prob=False),
@@ -142,7 +146,6 @@ class NoCompressedNorm(EagerOps):
 
 
 class PostWithoutFactor(EagerOps):
-
     def hyper_in(self, streams: Array, w: Hyper[Matrix, Array], norm: Array) -> tuple[Array, Mix[Array]]:
         x, mix = super().hyper_in(streams, w, norm)
         n = streams.shape[1]

@@ -1,18 +1,20 @@
 """Canonical arithmetic against the oracle on weights in their stored formats.
 
-With float weights the two differ by float32 rounding. With quantised weights the oracle multiplies the same stored
-numbers by unrounded activations, so the difference is the activations' own encoding: 8 bits or bf16. Each bound is a few
-times what was measured, and far below what a wrong scale, nibble order or block would give.
-"""
+With float weights the two differ by float32 rounding. With quantised weights the oracle multiplies the same
+stored numbers by unrounded activations, so the difference is the activations' own encoding: 8 bits or bf16.
+Each bound is a few times what was measured, and far below what a wrong scale, nibble order or block would
+give. """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
+from finback.config import ModelConfig
 from finback.formats.blocks import encode, encode_fp8, encode_mxfp4_pairs
 from finback.reference.canonical import Canonical
 from finback.reference.matrix import Matrix
@@ -34,20 +36,20 @@ WIDE = replace(
 
 
 def in_blocks(format: str) -> Encode:
-    return lambda x: Matrix(format, *x.shape, encode(format, x))
+    return lambda x: Matrix(format, len(x), x.shape[1], encode(format, x))
 
 
 def fp8(rows: int, columns: int) -> Encode:
     def of(x: np.ndarray) -> Matrix:
         codes, scales = encode_fp8(x, (rows, columns))
-        return Matrix("FP8_E4M3", *x.shape, codes, scales, (rows, columns))
+        return Matrix("FP8_E4M3", len(x), x.shape[1], codes, scales, (rows, columns))
 
     return of
 
 
 def mxfp4_pairs(x: np.ndarray) -> Matrix:
     packed, scales = encode_mxfp4_pairs(x)
-    return Matrix("MXFP4_PAIRS", *x.shape, packed, scales, (1, 32))
+    return Matrix("MXFP4_PAIRS", len(x), x.shape[1], packed, scales, (1, 32))
 
 
 CASES: dict[str, tuple[Encode, Callable[[str], bool], float, float]] = {
@@ -64,10 +66,10 @@ CASES: dict[str, tuple[Encode, Callable[[str], bool], float, float]] = {
 WIDE_CASES = {"Q4_K": in_blocks("Q4_K"), "Q6_K": in_blocks("Q6_K")}
 
 
-def both(config: object, tensors: dict, n: int) -> tuple[np.ndarray, np.ndarray]:
+def both(config: ModelConfig, tensors: dict[str, Any], n: int) -> tuple[np.ndarray, np.ndarray]:
     ids = prompt(n, PLAIN.vocab_size)
-    exact = run(Model.of(config, Oracle(), tensors), ids).logits  # type: ignore[arg-type]
-    bits = run(Model.of(config, Canonical(), tensors), ids).logits  # type: ignore[arg-type]
+    exact = run(Model.of(config, Oracle(), tensors), ids).logits
+    bits = run(Model.of(config, Canonical(), tensors), ids).logits
     return exact, bits
 
 

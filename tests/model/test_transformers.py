@@ -1,8 +1,8 @@
 """The model against transformers, whose logits lie in tests/model/fixtures.
 
-The bound is four times the noise of the fixture: the difference between transformers' own decode and its own prefill,
-which comes from the float32 steps inside its float64 run. Measured agreement is at most twice that noise.
-"""
+The bound is four times the noise of the fixture: the difference between transformers' own decode and its own
+prefill, which comes from the float32 steps inside its float64 run. Measured agreement is at most twice that
+noise. """
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def ragged(n: int) -> list[int]:
     return sizes
 
 
-def loaded(name: str, arithmetic: type[Oracle] | type[Canonical]) -> tuple[Model, np.ndarray, np.ndarray, float]:
+def loaded(
+    name: str, arithmetic: type[Oracle] | type[Canonical]
+) -> tuple[Model, np.ndarray, np.ndarray, float]:
     case, fixture = CASES[name], read(name)
     assert fixture.noise < 2e-6, f"{name}: a fixture with near ties proves nothing"
     model = Model.of(case.config, arithmetic(), weights(case.config, case.seed))

@@ -1,8 +1,8 @@
 """A checkpoint made of arrays: one file of raw bytes, and the records that say where each tensor lies in it.
 
-Owns the way from named arrays and matrices (tests/tiny.py) to what the native program maps and the eager ops read, without
-any container format between. Each tensor starts at an odd byte, as tensors in safetensors files may.
-"""
+Owns the way from named arrays and matrices (tests/tiny.py) to what the native program maps and the eager ops
+read, without any container format between. Each tensor starts at an odd byte, as tensors in safetensors files
+may. """
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ class RawCheckpoint:
     """`weights.tensors.Checkpoint` over tensors by official name."""
 
     def __init__(self, config: ModelConfig, tensors: Mapping[str, Tensor], path: Path) -> None:
-        self.config, self.paths = config, [path]
+        self.config = config
+        self.paths: Sequence[Path] = [path]
         self._weights: dict[str, Weight] = {}
         self._blob = bytearray(b"\0")
         for name, tensor in tensors.items():
@@ -36,13 +37,17 @@ class RawCheckpoint:
 
     def _placed(self, name: str, tensor: Tensor) -> Weight:
         if not isinstance(tensor, Matrix):
-            kind = {"f": "F32", "i": "I64"}[tensor.dtype.kind]
-            return Weight(name, kind, tensor.shape, self._plane(tensor))
+            plain = {"f": "F32", "i": "I64"}[tensor.dtype.kind]
+            return Weight(name, plain, tensor.shape, self._plane(tensor))
         shape, data = (tensor.rows, tensor.cols), self._plane(tensor.data)
         if tensor.scales is None:
             return Weight(name, tensor.format, shape, data)
         kind: ScaleKind = "E8M0" if tensor.scales.dtype == np.uint8 else "F32"
         return Weight(name, tensor.format, shape, data, self._plane(tensor.scales), kind, tensor.scale_block)
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._blob)
 
     def weight(self, name: str) -> Weight:
         return self._weights[name]

@@ -1,9 +1,9 @@
 """One piece of a model, three times: native at every level and thread count, canonical, oracle.
 
-A *piece* is a function over the op protocol, like a model file but of a few calls; it starts from the embedding, whose rows
-are the random inputs. Owns the running of a piece in steps (chunks of a prompt, several sequences in a step) by each
-backend, and the comparison: native and canonical as bytes, the oracle within a tolerance. Refuses to say what an op means.
-"""
+A *piece* is a function over the op protocol, like a model file but of a few calls; it starts from the
+embedding, whose rows are the random inputs. Owns the running of a piece in steps (chunks of a prompt, several
+sequences in a step) by each backend, and the comparison: native and canonical as bytes, the oracle within a
+tolerance. Refuses to say what an op means. """
 
 from __future__ import annotations
 
@@ -72,8 +72,9 @@ def compare(
     steps: list[Step],
     ways: Sequence[tuple[str, int]] = tuple(WAYS),
 ) -> list[tuple[np.ndarray, np.ndarray]]:
-    """Runs the piece natively in each of the ways (level, threads) and canonically; asserts equal bytes in every row of
-    every value. Returns, for each value, (canonical, oracle) of all rows, for the caller's tolerance."""
+    """Runs the piece natively in each of the ways (level, threads) and canonically; asserts equal bytes in
+    every row of every value. Returns, for each value, (canonical, oracle) of all rows, for the caller's
+    tolerance."""
     with tempfile.TemporaryDirectory() as folder:
         setup = Setup(config, piece, RawCheckpoint(config, tensors, Path(folder) / "weights.bin"), steps)
         canonical = run_eager(setup, Canonical())
@@ -88,7 +89,8 @@ def compare(
 
 
 def near(pairs: list[tuple[np.ndarray, np.ndarray]], tolerance: float) -> None:
-    """Asserts that float values of canonical and oracle differ by at most `tolerance` times the oracle's largest."""
+    """Asserts that float values of canonical and oracle differ by at most `tolerance` times the oracle's
+    largest."""
     for bits, exact in pairs:
         assert bits.dtype == np.float32
         assert np.abs(bits - exact).max() <= tolerance * np.abs(exact).max()
@@ -109,14 +111,14 @@ def used_bytes(value: np.ndarray) -> np.ndarray:
 
 def pieces_of(setup: Setup) -> list[list[tuple[int, int, np.ndarray]]]:
     """Each step as (sequence, first position, ids)."""
-    prompts, done, out = setup.prompts, dict.fromkeys(setup.prompts, 0), []
-    for step in setup.steps:
-        row = []
-        for s, n in step:
-            row.append((s, done[s], prompts[s][done[s] : done[s] + n]))
-            done[s] += n
-        out.append(row)
-    return out
+    prompts, done = setup.prompts, dict.fromkeys(setup.prompts, 0)
+
+    def following(s: int, n: int) -> tuple[int, int, np.ndarray]:
+        first = done[s]
+        done[s] += n
+        return s, first, prompts[s][first : first + n]
+
+    return [[following(s, n) for s, n in step] for step in setup.steps]
 
 
 def run_eager(setup: Setup, arithmetic: Arithmetic) -> list[np.ndarray]:
@@ -135,7 +137,8 @@ class NativePiece:
     """A piece recorded into a program of its own."""
 
     def __init__(self, setup: Setup, level: str, threads: int) -> None:
-        self.config, self.ledger = setup.config, Ledger(1 << 32)
+        self.config = setup.config
+        self.ledger = Ledger(1 << 32)
         most = max(sum(n for _, n in step) for step in setup.steps)
         context = max(len(ids) for ids in setup.prompts.values())
         self.layout = plan_layout(self.config, cache_rounding=self.config.cache_rounding, max_draft=1)
@@ -187,10 +190,11 @@ class NativePiece:
 
 def run_native(setup: Setup, level: str, threads: int) -> list[np.ndarray]:
     """Bytes of all rows of each value, in the order of the steps."""
-    piece, results = NativePiece(setup, level, threads), []
+    piece = NativePiece(setup, level, threads)
     states = {s: piece.sequence(len(ids)) for s, ids in setup.prompts.items()}
-    for step in pieces_of(setup):
-        results.append(piece.step([(states[s], position, ids) for s, position, ids in step]))
+    results = [
+        piece.step([(states[s], position, ids) for s, position, ids in step]) for step in pieces_of(setup)
+    ]
     for state in states.values():
         state.close()
     return [np.concatenate(values) for values in zip(*results, strict=True)]

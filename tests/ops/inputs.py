@@ -1,8 +1,7 @@
 """Configurations and tensors for tests of single operations.
 
-Owns the small configuration (TINY without its draft block), a configuration of real widths with few heads and experts, and
-`tensors`, which makes what a piece asks for by the hash rule of tests/golden.py.
-"""
+Owns the small configuration (TINY without its draft block), a configuration of real widths with few heads and
+experts, and `tensors`, which makes what a piece asks for by the hash rule of tests/golden.py. """
 
 from __future__ import annotations
 

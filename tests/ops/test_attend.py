@@ -51,12 +51,19 @@ def test_window_at_real_width() -> None:
 @pytest.mark.parametrize("topk", [2, 64])
 def test_selected_rows(topk: int) -> None:
     config = with_ratios(SMALL, (4,), 0, sliding_window=3, index_topk=topk, index_n_heads=16)
-    compare(config, weights(config), whole_layer, [[(0, 3), (1, 9)], [(0, 1)], [(1, 1), (0, 30)], [(0, 1), (1, 2)]])
+    compare(
+        config,
+        weights(config),
+        whole_layer,
+        [[(0, 3), (1, 9)], [(0, 1)], [(1, 1), (0, 30)], [(0, 1), (1, 2)]],
+    )
 
 
 def test_a_dropped_sink_would_be_noticed() -> None:
     config = with_ratios(SMALL, (0,), 0)
     given = needed(config)
     ((with_sink, _),) = compare(config, given, window, one_sequence(4))
-    ((without, _),) = compare(config, given | {"attn_sink": given["attn_sink"] - 1e9}, window, one_sequence(4))
+    ((without, _),) = compare(
+        config, given | {"attn_sink": given["attn_sink"] - 1e9}, window, one_sequence(4)
+    )
     assert abs(with_sink - without).max() > 0.05

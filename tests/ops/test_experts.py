@@ -10,6 +10,7 @@ import pytest
 
 from finback.config import ModelConfig
 from finback.ops.base import Expert
+from tests.golden import prompt
 from tests.model.test_stored import CASES, WIDE_CASES
 from tests.ops.compare import compare, near, one_sequence
 from tests.ops.inputs import FEW, SMALL, STEPS, WIDE, tensors
@@ -18,9 +19,17 @@ ENCODE = {name: case[0] for name, case in CASES.items()} | WIDE_CASES
 
 
 def needed(c: ModelConfig, routed: str = "F32", shared: str = "F32") -> dict[str, Any]:
-    d, inner, shapes = c.hidden_size, c.moe_intermediate_size, {"gate.weight": (c.n_routed_experts, c.hidden_size)}
+    d, inner, shapes = (
+        c.hidden_size,
+        c.moe_intermediate_size,
+        {"gate.weight": (c.n_routed_experts, c.hidden_size)},
+    )
     for name in [f"ffn.experts.{e}" for e in range(c.n_routed_experts)] + ["ffn.shared_experts"]:
-        shapes |= {f"{name}.w1.weight": (inner, d), f"{name}.w3.weight": (inner, d), f"{name}.w2.weight": (d, inner)}
+        shapes |= {
+            f"{name}.w1.weight": (inner, d),
+            f"{name}.w3.weight": (inner, d),
+            f"{name}.w2.weight": (d, inner),
+        }
     given = tensors(c, shapes | {"gate.bias": (c.n_routed_experts,)})
     for part, format in ((".experts.", routed), (".shared_experts.", shared)):
         if format != "F32":
@@ -66,7 +75,12 @@ def test_clamp_table() -> None:
     """Case A09 natively: gates -20 .. 50 by ups -50 .. 50, one-channel experts, routed and shared alike."""
     gates, ups = np.meshgrid([-20.0, -1, 0, 5, 12, 50], [-50.0, -9, 0, 9, 50])
     config = replace(
-        SMALL, swiglu_limit=10.0, hidden_size=2, moe_intermediate_size=1, n_routed_experts=2, num_experts_per_tok=1
+        SMALL,
+        swiglu_limit=10.0,
+        hidden_size=2,
+        moe_intermediate_size=1,
+        n_routed_experts=2,
+        num_experts_per_tok=1,
     )
     given = needed(config)
     table = np.zeros((config.vocab_size, 2), np.float32)
@@ -78,10 +92,10 @@ def test_clamp_table() -> None:
         elif name.endswith(".w2.weight"):
             given[name] = np.ones((2, 1), np.float32)
     (both, _), (routed, _) = compare(config, given, piece, one_sequence(60))
-    from tests.golden import prompt
-
     x = table[prompt(60, config.vocab_size)].astype(np.float64)
     gate, up = np.minimum(x[:, 0], 10), np.clip(x[:, 1], -10, 10)
     expected = gate / (1 + np.exp(-gate)) * up
     np.testing.assert_allclose(routed[:, 0], expected * config.routed_scaling_factor, rtol=2e-6, atol=1e-6)
-    np.testing.assert_allclose(both[:, 0], expected * (1 + config.routed_scaling_factor), rtol=2e-6, atol=1e-6)
+    np.testing.assert_allclose(
+        both[:, 0], expected * (1 + config.routed_scaling_factor), rtol=2e-6, atol=1e-6
+    )

@@ -23,7 +23,9 @@ def needed(c: ModelConfig, format: str) -> dict[str, Any]:
 
 def piece(ops: Any, source: Any) -> list[Any]:
     w = Hyper(source.matrix("hc_head_fn"), source.vector("hc_head_scale"), source.vector("hc_head_base"))
-    streams = ops.norm(ops.embed(source.matrix("embed.weight"), ops.config.hc_mult), source.vector("hnorm.weight"))
+    streams = ops.norm(
+        ops.embed(source.matrix("embed.weight"), ops.config.hc_mult), source.vector("hnorm.weight")
+    )
     return [ops.head(ops.take_rows(streams), w, source.vector("norm.weight"), source.matrix("head.weight"))]
 
 

@@ -18,14 +18,24 @@ def needed(c: ModelConfig) -> dict[str, Any]:
     n, d = c.hc_mult, c.hidden_size
     mixes = (2 + n) * n
     return tensors(
-        c, {"hc_attn_fn": (mixes, n * d), "hc_attn_scale": (3,), "hc_attn_base": (mixes,), "attn_norm.weight": (d,)}
+        c,
+        {
+            "hc_attn_fn": (mixes, n * d),
+            "hc_attn_scale": (3,),
+            "hc_attn_base": (mixes,),
+            "attn_norm.weight": (d,),
+        },
     )
 
 
 def piece(ops: Any, source: Any) -> list[Any]:
     """Two rounds, so that the second starts from streams that differ."""
     w = Hyper(source.matrix("hc_attn_fn"), source.vector("hc_attn_scale"), source.vector("hc_attn_base"))
-    norm, streams, out = source.vector("attn_norm.weight"), ops.embed(source.matrix("embed.weight"), ops.config.hc_mult), []
+    norm, streams, out = (
+        source.vector("attn_norm.weight"),
+        ops.embed(source.matrix("embed.weight"), ops.config.hc_mult),
+        [],
+    )
     for _ in range(2):
         x, mix = ops.hyper_in(streams, w, norm)
         streams = ops.hyper_out(streams, x, mix)

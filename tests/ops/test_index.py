@@ -1,4 +1,5 @@
-"""`index_select`: which rows are taken, with more rows than index_topk, with ties, with and without cache rounding."""
+"""`index_select`: which rows are taken, with more rows than index_topk, with ties, with and without cache
+rounding."""
 
 from __future__ import annotations
 

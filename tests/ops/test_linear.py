@@ -1,4 +1,5 @@
-"""`linear` and `grouped_linear`: every format, several matrices and encodings on one input, odd row counts."""
+"""`linear` and `grouped_linear`: every format, several matrices and encodings on one input, odd row
+counts."""
 
 from __future__ import annotations
 
@@ -16,7 +17,9 @@ ENCODE = {name: case[0] for name, case in CASES.items()} | WIDE_CASES
 
 def needed(c: ModelConfig, format: str) -> dict[str, Any]:
     d = c.hidden_size
-    given = tensors(c, {"a.weight": (33, d), "b.weight": (96, d), "c.weight": (7, d), "wo_a.weight": (6, d // 2)})
+    given = tensors(
+        c, {"a.weight": (33, d), "b.weight": (96, d), "c.weight": (7, d), "wo_a.weight": (6, d // 2)}
+    )
     chosen = ("a.weight", "b.weight", "wo_a.weight") if d > 256 or format not in WIDE_CASES else ()
     return given | {name: ENCODE[format](given[name]) for name in chosen if format != "F32"}
 

@@ -1,4 +1,5 @@
-"""The whole model: native, canonical and oracle, in chunks over every boundary and with several sequences in a step."""
+"""The whole model: native, canonical and oracle, in chunks over every boundary and with several sequences in
+a step."""
 
 from __future__ import annotations
 
@@ -33,9 +34,14 @@ def test_tiny(steps: list[Step], rounding: bool) -> None:
 
 
 def test_groups_of_128_and_a_window_across_chunks() -> None:
-    """Heads of 128 = 96 + 32 channels, so that the second FP8 block is short, as in the published tiny model."""
+    """Heads of 128 = 96 + 32 channels, so that the second FP8 block is short, as in the published tiny
+    model."""
     config = replace(
-        with_ratios(GOLDEN, (0, 4, 128), 1), head_dim=128, qk_rope_head_dim=32, index_head_dim=64, cache_rounding=True
+        with_ratios(GOLDEN, (0, 4, 128), 1),
+        head_dim=128,
+        qk_rope_head_dim=32,
+        index_head_dim=64,
+        cache_rounding=True,
     )
     compare(config, weights(config), model(config), LONG)
 

@@ -1,4 +1,5 @@
-"""`norm`, `rotary` and `qkv_finish`: norms, rotation at small and large positions, cache rounding of the step's rows."""
+"""`norm`, `rotary` and `qkv_finish`: norms, rotation at small and large positions, cache rounding of the
+step's rows."""
 
 from __future__ import annotations
 
@@ -27,7 +28,10 @@ def finish(ops: Any, source: Any) -> list[Any]:
     out = []
     x = ops.embed(source.matrix("embed.weight"), 1)
     q, kv = ops.linear(x, [source.matrix("wq.weight"), source.matrix("wkv.weight")])
-    for layer, rope in ((ops.config.layers[0], ops.config.rope), (ops.config.layers[1], ops.config.compress_rope)):
+    for layer, rope in (
+        (ops.config.layers[0], ops.config.rope),
+        (ops.config.layers[1], ops.config.compress_rope),
+    ):
         rotary = ops.rotary(rope)
         out += [rotary.value, *ops.qkv_finish(layer, q, kv, source.vector("kv_norm.weight"), rotary)]
     return out

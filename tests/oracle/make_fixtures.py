@@ -2,10 +2,9 @@
 
     python -m tests.oracle.make_fixtures        (torch 2.13.0, transformers 5.24.0; from the repository's root)
 
-Weights come from the hash rule of tests/golden.py, so a fixture holds transformers' logits (float32 [T, V]) and `noise`,
-the greatest difference between its own decode (its cache, prompt in ragged chunks, then single tokens) and its own
-prefill: what equality can mean at best.
-"""
+Weights come from the hash rule of tests/golden.py, so a fixture holds transformers' logits (float32 [T, V])
+and `noise`, the greatest difference between its own decode (its cache, prompt in ragged chunks, then single
+tokens) and its own prefill: what equality can mean at best. """
 
 from __future__ import annotations
 
@@ -28,7 +27,9 @@ def main() -> None:
         noise = float(np.abs(decoded - whole).max())
         path = Path(FOLDER / f"{name}.npz")
         np.savez_compressed(path, logits=whole.astype(np.float32), noise=np.float64(noise))
-        print(f"{name}: {len(ids)} tokens, std {whole.std():.3f}, noise {noise:.1e}, {path.stat().st_size} bytes")
+        print(
+            f"{name}: {len(ids)} tokens, std {whole.std():.3f}, noise {noise:.1e}, {path.stat().st_size} bytes"
+        )
 
 
 if __name__ == "__main__":

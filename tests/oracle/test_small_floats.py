@@ -28,7 +28,9 @@ def spread(n: int, low: float, high: float) -> np.ndarray:
 
 
 def test_e4m3_rounding_is_torchs(torch: Any) -> None:
-    x = np.concatenate([spread(200_000, -4, 2.5), np.linspace(-448, 448, 40_001, dtype=np.float32)]).clip(-448, 448)
+    x = np.concatenate([spread(200_000, -4, 2.5), np.linspace(-448, 448, 40_001, dtype=np.float32)]).clip(
+        -448, 448
+    )
     theirs = torch.tensor(x).to(torch.float8_e4m3fn).float().numpy()
     assert rows.round_e4m3(x).tobytes() == theirs.tobytes()
 

@@ -1,7 +1,8 @@
-"""Live comparison with transformers: prefill, decode and ragged chunks of every fixture, and the checkpoint's names.
+"""Live comparison with transformers: prefill, decode and ragged chunks of every fixture, and the checkpoint's
+names.
 
-What tests/model/test_transformers.py reads from committed files is recomputed here, so that the files cannot go stale.
-"""
+What tests/model/test_transformers.py reads from committed files is recomputed here, so that the files cannot
+go stale. """
 
 from __future__ import annotations
 
@@ -24,7 +25,8 @@ from tests.model.test_transformers import ragged
 pytestmark = pytest.mark.oracle
 
 BOUND = 1e-5
-"""float32 steps inside transformers' float64 run give 1e-6 to 3e-6; mistakes give 0.3 and more (test_mutations.py)."""
+"""float32 steps inside transformers' float64 run give 1e-6 to 3e-6; mistakes give 0.3 and more
+(test_mutations.py)."""
 
 
 @pytest.fixture(scope="module")
@@ -52,13 +54,18 @@ def test_prefill_decode_and_chunks(name: str, other: ModuleType) -> None:
     assert worst(decoded, whole) == pytest.approx(fixture.noise, rel=0.5)
 
 
-ALIASES = (r"embed_tokens\.weight", r"lm_head\.weight", r"hc_head\.hc_(fn|base|scale)", r".*\.attn\.norm\.weight")
+ALIASES = (
+    r"embed_tokens\.weight",
+    r"lm_head\.weight",
+    r"hc_head\.hc_(fn|base|scale)",
+    r".*\.attn\.norm\.weight",
+)
 """What transformers writes under a name of its own (spec section 6)."""
 
 
 def test_official_names(tmp_path: Path, other: ModuleType) -> None:
-    """transformers reads every official name (load() asserts it), writes most of them back, and the values come through
-    unchanged: a file of official names gives logits with difference 0."""
+    """transformers reads every official name (load() asserts it), writes most of them back, and the values
+    come through unchanged: a file of official names gives logits with difference 0."""
     case = CASES["golden"]
     tensors = weights(case.config, case.seed)
     body = {name: t for name, t in tensors.items() if not name.startswith("mtp.")}
@@ -71,7 +78,9 @@ def test_official_names(tmp_path: Path, other: ModuleType) -> None:
     assert len(common) > 0.95 * len(body)
     for name in common:
         np.testing.assert_array_equal(written[name].astype(body[name].dtype), body[name], err_msg=name)
-    strange = [name for name in written.keys() - body.keys() if not any(re.fullmatch(a, name) for a in ALIASES)]
+    strange = [
+        name for name in written.keys() - body.keys() if not any(re.fullmatch(a, name) for a in ALIASES)
+    ]
     assert not strange
     ids = prompt(60, case.config.vocab_size)
     again = other.load(case.config, tensors)

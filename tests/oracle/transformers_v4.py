@@ -1,4 +1,5 @@
-"""The other side of the comparison: transformers' DeepSeek-V4 loaded with our weights under their official names.
+"""The other side of the comparison: transformers' DeepSeek-V4 loaded with our weights under their official
+names.
 
 Needs torch and transformers; imported only by the oracle tests and by make_fixtures.py.
 """
@@ -22,13 +23,23 @@ from tests.tiny import official_config, write_safetensors
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
 
-NAMES = {"window": "sliding_attention", "csa": "compressed_sparse_attention", "hca": "heavily_compressed_attention"}
+NAMES = {
+    "window": "sliding_attention",
+    "csa": "compressed_sparse_attention",
+    "hca": "heavily_compressed_attention",
+}
 
 
 def transformers_config(c: ModelConfig) -> DeepseekV4Config:
     """The same model in transformers' own spelling: any ratio can be said there."""
     official = official_config(c)
-    for key in ("rope_scaling", "num_nextn_predict_layers", "compress_ratios", "num_hash_layers", "torch_dtype"):
+    for key in (
+        "rope_scaling",
+        "num_nextn_predict_layers",
+        "compress_ratios",
+        "num_hash_layers",
+        "torch_dtype",
+    ):
         del official[key]
     y = c.compress_rope
     yarn: dict[str, Any] = {"rope_type": "default"}
@@ -51,7 +62,8 @@ def transformers_config(c: ModelConfig) -> DeepseekV4Config:
 
 
 def load(c: ModelConfig, tensors: Tensors) -> DeepseekV4ForCausalLM:
-    """transformers' model in float64 from a file with our tensors under official names; no name may be left over."""
+    """transformers' model in float64 from a file with our tensors under official names; no name may be left
+    over."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         body = {name: t for name, t in tensors.items() if not name.startswith("mtp.")}

@@ -1,4 +1,5 @@
-"""The primitives of docs/exactness.md against exact rational arithmetic and against the page, written out one by one."""
+"""The primitives of docs/exactness.md against exact rational arithmetic and against the page, written out one
+by one."""
 
 from __future__ import annotations
 
@@ -45,7 +46,13 @@ def random_f32(rng: np.random.Generator, n: int, low: int, high: int) -> F32:
 
 @pytest.mark.parametrize(
     ("product", "addend"),
-    [((-2, 2), (-3, 3)), ((-2, 2), (-30, -20)), ((-2, 2), (20, 30)), ((-75, -60), (-149, -120)), ((-2, 2), (-110, -80))],
+    [
+        ((-2, 2), (-3, 3)),
+        ((-2, 2), (-30, -20)),
+        ((-2, 2), (20, 30)),
+        ((-75, -60), (-149, -120)),
+        ((-2, 2), (-110, -80)),
+    ],
     ids=["near", "small addend", "large addend", "subnormal", "tiny addend"],
 )
 def test_fma_rounds_once(product: tuple[int, int], addend: tuple[int, int]) -> None:
@@ -56,8 +63,8 @@ def test_fma_rounds_once(product: tuple[int, int], addend: tuple[int, int]) -> N
 
 
 def test_fma_at_half_ways() -> None:
-    """Products one bit beside the point half way between two f32, with an addend too small for f64: the case that
-    rounding to f64 and then to f32 gets wrong."""
+    """Products one bit beside the point half way between two f32, with an addend too small for f64: the case
+    that rounding to f64 and then to f32 gets wrong."""
     one = np.float32(1)
     a = np.array([1 + 2.0**-12, 1 + 2.0**-12, 1 + 2.0**-23, 3], np.float32)
     b = np.array([1 + 2.0**-12, 1 + 2.0**-12, 0.5, 2.0**-24], np.float32)
@@ -91,7 +98,9 @@ def test_lanes_and_tree() -> None:
 
 
 def ulps(got: F32, exact: np.ndarray) -> float:
-    return float((np.abs(got.astype(np.float64) - exact) / np.spacing(np.abs(exact).astype(np.float32))).max())
+    return float(
+        (np.abs(got.astype(np.float64) - exact) / np.spacing(np.abs(exact).astype(np.float32))).max()
+    )
 
 
 def test_exp_and_log1p_are_as_accurate_as_the_page_says() -> None:

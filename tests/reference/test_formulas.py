@@ -1,4 +1,5 @@
-"""Single formulas where a case of the past says exactly what must come out: clamp, bias, ties, pooling, attention."""
+"""Single formulas where a case of the past says exactly what must come out: clamp, bias, ties, pooling,
+attention."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ import math
 import numpy as np
 import pytest
 
-from finback.reference import attend, compress, experts, hyper, index, norm_rope, route
+from finback.reference import attend, compress, experts, hyper, index, norm_rope, route, rows
 from finback.reference.arithmetic import Arithmetic
 from finback.reference.canonical import Canonical
 from finback.reference.matrix import Matrix
@@ -97,12 +98,12 @@ def test_index_limit_and_order(a: Arithmetic) -> None:
 
 def test_index_scores_on_codes_equal_scores_on_values() -> None:
     """Section 11: exact integers on FP4 codes are the dot product of the values they stand for."""
-    from finback.reference.rows import round_index
-
-    q, keys = round_index(values(Canonical(), 3, 4, 128)), round_index(values(Canonical(), 20, 128))
+    q, keys = rows.round_index(values(Canonical(), 3, 4, 128)), rows.round_index(values(Canonical(), 20, 128))
     weights = values(Canonical(), 3, 4)
     bits = index.scores(Canonical(), q, weights, keys, True)
-    exact = index.scores(Oracle(), q.astype(np.float64), weights.astype(np.float64), keys.astype(np.float64), True)
+    exact = index.scores(
+        Oracle(), q.astype(np.float64), weights.astype(np.float64), keys.astype(np.float64), True
+    )
     np.testing.assert_allclose(bits, exact, rtol=1e-5, atol=1e-5)
 
 
@@ -110,19 +111,21 @@ def test_index_scores_on_codes_equal_scores_on_values() -> None:
 def test_pooling_is_a_softmax_over_the_group(a: Arithmetic) -> None:
     ratio, width = 8, 5
     kv, gate, ape = values(a, ratio, width), values(a, ratio, width) * 20, values(a, ratio, width)
-    groups, row = compress.empty_groups(a, 1, width), None
+    groups, closed = compress.empty_groups(a, 1, width), []
     for p in range(ratio):
-        assert row is None
         groups, row = compress.feed(a, groups, kv[p], gate[p], ape, p)
+        closed.append(row)
+    assert [row is None for row in closed] == [True] * (ratio - 1) + [False]
     e = np.exp((gate + ape) - (gate + ape).max(0))
-    np.testing.assert_allclose(row, (e * kv).sum(0) / e.sum(0), rtol=2e-5, atol=1e-6)
+    np.testing.assert_allclose(np.asarray(row), (e * kv).sum(0) / e.sum(0), rtol=2e-5, atol=1e-6)
     assert np.isneginf(groups.m).all()
     assert not groups.l.any()
 
 
 @BOTH
 def test_overlapped_groups_share_a_token(a: Arithmetic) -> None:
-    """CSA: row 1 pools tokens 0..3 by their lower channels and 4..7 by their upper; row 0 only its own tokens."""
+    """CSA: row 1 pools tokens 0..3 by their lower channels and 4..7 by their upper; row 0 only its own
+    tokens."""
     ratio, width = 4, 3
     kv, gate, ape = values(a, 8, 2 * width), values(a, 8, 2 * width), values(a, ratio, 2 * width)
     groups, pooled = compress.empty_groups(a, 2, width), []
@@ -132,7 +135,9 @@ def test_overlapped_groups_share_a_token(a: Arithmetic) -> None:
             pooled.append(row)
     biased = gate + np.concatenate([ape, ape])
     low, high = slice(0, width), slice(width, 2 * width)
-    for row, parts in zip(pooled, ([(slice(0, 4), high)], [(slice(0, 4), low), (slice(4, 8), high)]), strict=True):
+    for row, parts in zip(
+        pooled, ([(slice(0, 4), high)], [(slice(0, 4), low), (slice(4, 8), high)]), strict=True
+    ):
         k = np.concatenate([kv[t, c] for t, c in parts])
         g = np.concatenate([biased[t, c] for t, c in parts])
         e = np.exp(g - g.max(0))
@@ -141,7 +146,8 @@ def test_overlapped_groups_share_a_token(a: Arithmetic) -> None:
 
 @BOTH
 def test_attention_ignores_what_is_not_listed(a: Arithmetic) -> None:
-    """Rows beyond a query's count change no bit, whatever they hold; the sink takes its share of the denominator."""
+    """Rows beyond a query's count change no bit, whatever they hold; the sink takes its share of the
+    denominator."""
     q, keys, sink = values(a, 2, 3, 16), values(a, 2, 9, 16), values(a, 3)
     counts = np.array([4, 9])
     out = attend.attend(a, q, keys, counts, sink)
@@ -158,7 +164,10 @@ def test_attention_ignores_what_is_not_listed(a: Arithmetic) -> None:
 
 @BOTH
 def test_rotation_turns_back(a: Arithmetic) -> None:
-    x, table = values(a, 5, 2, 16), norm_rope.rotary(a, np.array([0, 1, 7, 1000, 1_000_000]), [1.0, 0.01, 1e-6])
+    x, table = (
+        values(a, 5, 2, 16),
+        norm_rope.rotary(a, np.array([0, 1, 7, 1000, 1_000_000]), [1.0, 0.01, 1e-6]),
+    )
     there = norm_rope.rotate(a, x, table)
     np.testing.assert_array_equal(there[..., :10], x[..., :10])
     np.testing.assert_array_equal(there[0], x[0])

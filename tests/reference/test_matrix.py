@@ -1,6 +1,9 @@
-"""Matrices in their stored formats: fields against the codecs, products against the page written out in scalars."""
+"""Matrices in their stored formats: fields against the codecs, products against the page written out in
+scalars."""
 
 from __future__ import annotations
+
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -78,7 +81,9 @@ def test_blocks_of_a_row_stay_apart() -> None:
     """Case A03: Q6_K quants all +1 under block scales 1, 2 and -1/2."""
     blocks = []
     for d in (1.0, 2.0, -0.5):
-        codes = np.concatenate([np.full(128, 0x11, np.uint8), np.full(64, 0xAA, np.uint8), np.ones(16, np.uint8)])
+        codes = np.concatenate(
+            [np.full(128, 0x11, np.uint8), np.full(64, 0xAA, np.uint8), np.ones(16, np.uint8)]
+        )
         blocks.append(np.concatenate([codes, np.array([d], np.float16).view(np.uint8)]))
     w = Matrix("Q6_K", 1, 768, np.concatenate(blocks)[None])
     assert w.exact[0].tolist() == [1.0] * 256 + [2.0] * 256 + [-0.5] * 256
@@ -106,9 +111,11 @@ def test_int8_encoding(block: int) -> None:
 
 
 def test_bf16_encoding() -> None:
-    x = np.array([1 + 2.0**-8, 1 + 3 * 2.0**-8, -(1 + 2.0**-8 + 2.0**-20), 2.0**-101, -(2.0**-100), 0], np.float32)
+    x = np.array(
+        [1 + 2.0**-8, 1 + 3 * 2.0**-8, -(1 + 2.0**-8 + 2.0**-20), 2.0**-101, -(2.0**-100), 0], np.float32
+    )
     assert pack_bf16(x).tolist() == [1, 1 + 2.0**-6, -(1 + 2.0**-7), 0, -(2.0**-100), 0]
-    assert not np.signbit(pack_bf16(np.float32([-1e-35])))[0]
+    assert not np.signbit(pack_bf16(np.array([-1e-35], np.float32)))[0]
 
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "MXFP4", "Q4_K", "Q6_K"])
@@ -127,17 +134,21 @@ def test_block_product_is_the_page(format: str) -> None:
                     int(fields.group_scales[r, b, j]) * int(fields.codes[r, b, g] @ codes[t, b, g])
                     for j, g in enumerate(groups)
                 )
-                acc = exact_fma(np.float32([whole]), fields.scale[r, b : b + 1] * d[t, b], acc)
+                acc = exact_fma(np.array([whole], np.float32), fields.scale[r, b : b + 1] * d[t, b], acc)
                 if fields.group_minima is not None and fields.minimum is not None:
-                    lift = sum(int(fields.group_minima[r, b, j]) * int(codes[t, b, g].sum()) for j, g in enumerate(groups))
-                    acc = exact_fma(np.float32([lift]), -(fields.minimum[r, b : b + 1] * d[t, b]), acc)
+                    minima = fields.group_minima[r, b]
+                    lift = sum(int(minima[j]) * int(codes[t, b, g].sum()) for j, g in enumerate(groups))
+                    acc = exact_fma(
+                        np.array([lift], np.float32), -(fields.minimum[r, b : b + 1] * d[t, b]), acc
+                    )
             assert got[t, r] == acc[0]
 
 
 @pytest.mark.parametrize("cols", [64, 75, 128, 131])
 @pytest.mark.parametrize("columns", [32, 128])
 def test_fp8_product_is_the_page(cols: int, columns: int) -> None:
-    """Section 5, FP8: odd element before even, lanes fresh in each scale block, an odd last column without a partner."""
+    """Section 5, FP8: odd element before even, lanes fresh in each scale block, an odd last column without a
+    partner."""
     w, x = fp8(2, cols, (128, columns), "F32"), RNG.standard_normal((1, cols)).astype(np.float32)
     packed, values, got = pack_bf16(x)[0], w.plain, Canonical().product(x, w)[0]
     for r in range(2):
@@ -172,6 +183,4 @@ def test_part_keeps_the_scales_of_its_rows() -> None:
 
 def test_exact_rounding_helper_agrees_with_numpy() -> None:
     x = RNG.standard_normal(200)
-    from fractions import Fraction
-
     assert [nearest_f32(Fraction(v)) for v in x] == x.astype(np.float32).tolist()

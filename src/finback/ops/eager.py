@@ -1,10 +1,9 @@
 """The op protocol at once, on NumPy arrays: a model runs line by line, every value can be looked at.
 
-Owns the meaning of a step for the reference formulas: which rows belong to which sequence, what a sequence holds
-between steps, which keys a query sees. The formulas and their arithmetic come from finback.reference; canonical
-arithmetic gives the bits of the native program, the oracle gives float64. Refuses speed, rewinding and files
-(ops/eager_weights.py reads those).
-"""
+Owns the meaning of a step for the reference formulas: which rows belong to which sequence, what a sequence
+holds between steps, which keys a query sees. The formulas and their arithmetic come from finback.reference;
+canonical arithmetic gives the bits of the native program, the oracle gives float64. Refuses speed, rewinding
+and files (ops/eager_weights.py reads those). """
 
 from __future__ import annotations
 
@@ -19,7 +18,19 @@ import numpy.typing as npt
 from finback.config import LayerConfig, ModelConfig, RopeConfig
 from finback.errors import NumericError
 from finback.ops.base import Expert, Hyper, Mix, Rotary, Routing, RowKind, Selection
-from finback.reference import attend, compress, embed, experts, head, hyper, index, linear, norm_rope, route, rows
+from finback.reference import (
+    attend,
+    compress,
+    embed,
+    experts,
+    head,
+    hyper,
+    index,
+    linear,
+    norm_rope,
+    route,
+    rows,
+)
 from finback.reference.arithmetic import Arithmetic
 from finback.reference.compress import Groups
 from finback.reference.matrix import Matrix
@@ -30,12 +41,13 @@ Stack = tuple[Matrix, ...] | Ints
 """One matrix of every routed expert, or a table [V, k] of expert ids."""
 
 
-# ---- what a sequence holds ------------------------------------------------------------------------------------------
+# ---- what a sequence holds ---------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Stream:
-    """Compressed rows of one kind: the open groups (CSA: current and next; HCA: one) and the closed rows [width]."""
+    """Compressed rows of one kind: the open groups (CSA: current and next; HCA: one) and the closed rows
+    [width]."""
 
     groups: Groups
     rows: list[Array] = field(default_factory=list)
@@ -43,7 +55,8 @@ class Stream:
 
 @dataclass(slots=True)
 class LayerState:
-    """Window rows of the last `sliding_window - 1` positions, oldest first, and the layer's compressed streams."""
+    """Window rows of the last `sliding_window - 1` positions, oldest first, and the layer's compressed
+    streams."""
 
     window: list[Array] = field(default_factory=list)
     streams: dict[RowKind, Stream] = field(default_factory=dict)
@@ -53,7 +66,9 @@ class EagerSequence:
     """State of one sequence in every layer, draft layers included; `copy.deepcopy` is a checkpoint of it."""
 
     def __init__(self, config: ModelConfig, arithmetic: Arithmetic) -> None:
-        self.layers = [_empty_layer(layer, config, arithmetic) for layer in (*config.layers, *config.mtp_layers)]
+        self.layers = [
+            _empty_layer(layer, config, arithmetic) for layer in (*config.layers, *config.mtp_layers)
+        ]
 
 
 def _empty_layer(layer: LayerConfig, config: ModelConfig, a: Arithmetic) -> LayerState:
@@ -68,7 +83,7 @@ def _empty_layer(layer: LayerConfig, config: ModelConfig, a: Arithmetic) -> Laye
     return state
 
 
-# ---- one step -------------------------------------------------------------------------------------------------------
+# ---- one step ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +113,8 @@ class EagerBatch:
     def of(
         cls, pieces: Sequence[tuple[EagerSequence, int, Ints]], logit_rows: Sequence[int] | None = None
     ) -> EagerBatch:
-        """Pieces (sequence, position of the first token, token ids) one after the other; all rows want logits unless
-        `logit_rows` names some."""
+        """Pieces (sequence, position of the first token, token ids) one after the other; all rows want logits
+        unless `logit_rows` names some."""
         segments, row0 = [], 0
         for sequence, pos0, ids in pieces:
             segments.append(Segment(sequence, row0, len(ids), pos0))
@@ -116,10 +131,12 @@ def _frequencies(rope: RopeConfig, channels: int) -> tuple[float, ...]:
 
 
 class EagerOps:
-    """`Ops` over one batch. Values are arrays in the arithmetic's float type; selections and routings are structured
-    arrays with the fields (count, rows) and (ids, weights)."""
+    """`Ops` over one batch. Values are arrays in the arithmetic's float type; selections and routings are
+    structured arrays with the fields (count, rows) and (ids, weights)."""
 
-    def __init__(self, config: ModelConfig, arithmetic: Arithmetic, batch: EagerBatch, cache_rounding: bool) -> None:
+    def __init__(
+        self, config: ModelConfig, arithmetic: Arithmetic, batch: EagerBatch, cache_rounding: bool
+    ) -> None:
         self.config, self.arithmetic, self.batch = config, arithmetic, batch
         self.cache_rounding = cache_rounding
 
@@ -183,7 +200,14 @@ class EagerOps:
         return rows.round_main(x, self.config.qk_rope_head_dim) if kind == "main" else rows.round_index(x)
 
     def compress(
-        self, layer: LayerConfig, kind: RowKind, kv: Array, gate: Array, ape: Array, norm: Array, rotary: Rotary[Array]
+        self,
+        layer: LayerConfig,
+        kind: RowKind,
+        kv: Array,
+        gate: Array,
+        ape: Array,
+        norm: Array,
+        rotary: Rotary[Array],
     ) -> None:
         for segment in self.batch.segments:
             stream = segment.sequence.layers[layer.index].streams[kind]
@@ -202,9 +226,12 @@ class EagerOps:
             self.arithmetic, np.array([first]), _frequencies(rope, self.config.qk_rope_head_dim)
         )
         row = norm_rope.keys(self.arithmetic, pooled[None], norm, table, self.config.rms_norm_eps)
-        return self._rounded(row, kind)[0]
+        rounded: Array = self._rounded(row, kind)[0]
+        return rounded
 
-    def index_select(self, layer: LayerConfig, q: Array, weights: Array, rotary: Rotary[Array]) -> Selection[Array]:
+    def index_select(
+        self, layer: LayerConfig, q: Array, weights: Array, rotary: Rotary[Array]
+    ) -> Selection[Array]:
         a, c = self.arithmetic, self.config
         heads, width, topk = c.index_n_heads, c.index_head_dim, c.index_topk
         queries = norm_rope.rotate(a, q.reshape(len(q), heads, width), rotary.value)
@@ -241,7 +268,8 @@ class EagerOps:
     def _key_lists(
         self, segment: Segment, layer: LayerConfig, kv: Array, selection: Selection[Array] | None
     ) -> list[list[Array]]:
-        """Keys of each query of a segment: compressed rows, then window rows. The segment's rows enter the window."""
+        """Keys of each query of a segment: compressed rows, then window rows. The segment's rows enter the
+        window."""
         state, width = segment.sequence.layers[layer.index], self.config.sliding_window
         window = [*state.window, *kv[segment.rows]]
         oldest = segment.pos0 - len(state.window)  # position of window[0]
@@ -301,5 +329,7 @@ def _finite(op: str, x: Array) -> Array:
     finite = np.isfinite(x).reshape(len(x), -1).all(axis=1)
     if not finite.all():
         row = int(np.flatnonzero(~finite)[0])
-        raise NumericError(f"row {row} of the step holds a value that is not finite at {op}; check the model's weights")
+        raise NumericError(
+            f"row {row} of the step holds a value that is not finite at {op}; check the model's weights"
+        )
     return x

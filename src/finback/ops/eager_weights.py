@@ -1,9 +1,8 @@
 """Weights for the eager ops: tensors by official name, from arrays in memory or from an opened checkpoint.
 
-Owns the step from a tensor's bytes to the handles `EagerOps` takes: matrices in their stored format, vectors in the
-float type of the arithmetic, tables of expert ids. Refuses names (weights/checkpoint.py knows them) and conversion: a
-matrix keeps its format.
-"""
+Owns the step from a tensor's bytes to the handles `EagerOps` takes: matrices in their stored format, vectors
+in the float type of the arithmetic, tables of expert ids. Refuses names (weights/checkpoint.py knows them)
+and conversion: a matrix keeps its format. """
 
 from __future__ import annotations
 
@@ -41,7 +40,9 @@ class EagerWeights:
         return tensor.astype(self._arithmetic.dtype)
 
     def experts(self, prefix: str, matrix: str) -> Stack:
-        return tuple(self.matrix(f"{prefix}.{e}.{matrix}.weight") for e in range(self._config.n_routed_experts))
+        return tuple(
+            self.matrix(f"{prefix}.{e}.{matrix}.weight") for e in range(self._config.n_routed_experts)
+        )
 
     def table(self, name: str) -> Stack:
         tensor = self._tensors[name]
@@ -50,8 +51,8 @@ class EagerWeights:
 
 
 class CheckpointTensors(Mapping[str, Tensor]):
-    """Tensors of a checkpoint, read when asked for. Routed experts go by their single names, as in the official files:
-    "layers.3.ffn.experts.5.w1.weight"."""
+    """Tensors of a checkpoint, read when asked for. Routed experts go by their single names, as in the
+    official files: "layers.3.ffn.experts.5.w1.weight"."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self._checkpoint = checkpoint
@@ -76,9 +77,10 @@ class CheckpointTensors(Mapping[str, Tensor]):
     def _tensor(self, w: Weight) -> Tensor:
         data = self._bytes(w.data)
         if w.format in ("I32", "I64"):
-            return data.view({"I32": np.int32, "I64": np.int64}[w.format]).reshape(w.shape)
+            table: Array = data.view({"I32": np.int32, "I64": np.int64}[w.format]).reshape(w.shape)
+            return table
         if len(w.shape) != 2:
-            return decode(w.format, data, 1, w.shape[-1])[0]
+            return decode(w.format, data, 1, w.shape[-1]).reshape(w.shape)
         rows, cols = w.shape
         if w.stride is not None:  # rows lie apart; the last one is not followed by the gap
             data = np.pad(data, (0, rows * w.stride - len(data))).reshape(rows, w.stride)

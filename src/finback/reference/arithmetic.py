@@ -1,8 +1,8 @@
 """The primitives the formulas of this package are written over: one protocol, two truths.
 
-`canonical.Canonical` is docs/exactness.md to the bit in float32; `oracle.Oracle` is the real-number meaning in float64.
-The formulas (embed, hyper, linear, ...) are written once and differ only in what they are handed. Refuses shapes it
-would have to guess: every primitive says which axis it works on, leading axes broadcast.
+`canonical.Canonical` is docs/exactness.md to the bit in float32; `oracle.Oracle` is the real-number meaning
+in float64. The formulas (embed, hyper, linear, ...) are written once and differ only in what they are handed.
+Refuses shapes it would have to guess: every primitive says which axis it works on, leading axes broadcast.
 """
 
 from __future__ import annotations

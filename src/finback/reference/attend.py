@@ -1,8 +1,8 @@
 """Attention of many heads over one list of shared K = V rows, with a sink in the denominator.
 
-Owns the op `attend` (docs/exactness.md section 12, spec 3.3) on key lists that are already gathered: compressed rows
-ascending, then window rows ascending. Exact maximum first, no running rescale. Refuses to gather.
-"""
+Owns the op `attend` (docs/exactness.md section 12, spec 3.3) on key lists that are already gathered:
+compressed rows ascending, then window rows ascending. Exact maximum first, no running rescale. Refuses to
+gather. """
 
 from __future__ import annotations
 

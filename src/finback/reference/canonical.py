@@ -1,8 +1,8 @@
 """docs/exactness.md in NumPy, to the bit: activation encodings, matrix products and the other primitives.
 
-Owns sections 4 to 6 and the integer dot of section 11; `floats` owns 2 and 3. Everything is vectorised over outputs and
-loops in Python over what the page puts in order. Refuses formats without a kernel (KeyError from the table below).
-"""
+Owns sections 4 to 6 and the integer dot of section 11; `floats` owns 2 and 3. Everything is vectorised over
+outputs and loops in Python over what the page puts in order. Refuses formats without a kernel (KeyError from
+the table below). """
 
 from __future__ import annotations
 
@@ -99,7 +99,8 @@ class Canonical:
 
 
 def _block_values(w: Matrix) -> F32:
-    """Weights of a block format as f32 [R, K]: (scale * group_scale) * code, minus (minimum * group_minimum)."""
+    """Weights of a block format as f32 [R, K]: (scale * group_scale) * code, minus (minimum *
+    group_minimum)."""
     b = w.blocks
     width = b.n // b.groups
     per_group = b.scale[..., None] * b.group_scales.astype(np.float32)
@@ -111,7 +112,8 @@ def _block_values(w: Matrix) -> F32:
 
 
 def _block_product(x: F32, w: Matrix) -> F32:
-    """Section 5, block formats: x [T, K] -> [T, R], exact integers inside a block, one fma chain over the blocks."""
+    """Section 5, block formats: x [T, K] -> [T, R], exact integers inside a block, one fma chain over the
+    blocks."""
     b = w.blocks
     a, d = pack_int8(x, b.n)
     total = np.zeros((len(x), w.rows), np.float32)
@@ -129,7 +131,8 @@ def _block_product(x: F32, w: Matrix) -> F32:
 
 
 def _fp8_product(x: F32, w: Matrix) -> F32:
-    """Section 5, FP8: fresh lanes for each scale block, pairs of columns with the odd one first, one tree last."""
+    """Section 5, FP8: fresh lanes for each scale block, pairs of columns with the odd one first, one tree
+    last."""
     assert w.scale_block is not None
     total = np.zeros((len(x), w.rows, LANES), np.float32)
     for block, start in enumerate(range(0, w.cols, w.scale_block[1])):

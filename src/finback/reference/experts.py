@@ -1,8 +1,7 @@
 """Routed experts and the shared one: gated networks whose outputs are added in the order of ids.
 
-Owns the op `experts` (docs/exactness.md section 13, spec 3.7). The clamp lies inside the activation, one-sided on the
-gate; the router weight multiplies before the down projection, as the vendor's code does.
-"""
+Owns the op `experts` (docs/exactness.md section 13, spec 3.7). The clamp lies inside the activation,
+one-sided on the gate; the router weight multiplies before the down projection, as the vendor's code does. """
 
 from __future__ import annotations
 
@@ -42,10 +41,11 @@ def experts(
     shared: Network | None,
     limit: float,
 ) -> Array:
-    """x [T, D] through the experts ids [T, k] (ascending) with weights [T, k], plus the shared expert -> [T, D].
+    """x [T, D] through the experts ids [T, k] (ascending) with weights [T, k], plus the shared expert -> [T,
+    D].
 
-    Experts come in ascending order, so each row adds its own in the order of its list; an id listed twice adds twice.
-    """
+    Experts come in ascending order, so each row adds its own in the order of its list; an id listed twice
+    adds twice. """
     y = np.zeros_like(x)
     for expert in np.unique(ids):
         rows, places = np.nonzero(ids == expert)

@@ -1,9 +1,9 @@
 """Single-precision arithmetic to the bit: docs/exactness.md sections 2 and 3 in NumPy.
 
-Owns `fma` and what is written over it: lanes, trees, exp, log1p and their relatives, and the f64 sine, cosine and
-logarithm. NumPy rounds every f32 `+ - * / sqrt` once and never contracts, so only the fused operation has to be made.
-Refuses to be fast: each function is the page, vectorised over everything except the order that the page fixes.
-"""
+Owns `fma` and what is written over it: lanes, trees, exp, log1p and their relatives, and the f64 sine, cosine
+and logarithm. NumPy rounds every f32 `+ - * / sqrt` once and never contracts, so only the fused operation has
+to be made. Refuses to be fast: each function is the page, vectorised over everything except the order that
+the page fixes. """
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ _HEX: Final = float.fromhex
 def fma(a: Operand, b: Operand, c: Operand) -> F32:
     """a * b + c rounded once to f32; the operands broadcast.
 
-    The product of two f32 is exact in f64; the sum is rounded to f64 and then to f32. The second rounding can only be
-    misled where the first one landed exactly half way between two f32 (f64 holds every such point, and rounding keeps
-    order); those sums, and the subnormal ones, whose half ways lie elsewhere, are rounded to odd first.
-    """
+    The product of two f32 is exact in f64; the sum is rounded to f64 and then to f32. The second rounding can
+    only be misled where the first one landed exactly half way between two f32 (f64 holds every such point,
+    and rounding keeps order); those sums, and the subnormal ones, whose half ways lie elsewhere, are rounded
+    to odd first. """
     product = np.multiply(a, b, dtype=np.float64)
     total = np.asarray(np.add(product, c, dtype=np.float64))
     delicate = (total.view(np.int64) & _BELOW_F32 == _HALF_WAY) | (np.abs(total) < _SMALLEST_NORMAL)
@@ -109,13 +109,14 @@ def exp(x: F32) -> F32:
     for coefficient in _EXP_POLYNOMIAL:
         p = fma(p, r, coefficient)
     scaled = _add_to_exponent(p, n.astype(np.int64))
-    return np.where(x < np.float32(-87), np.float32(0), np.where(x > np.float32(88.72283), np.inf, scaled)).astype(
-        np.float32
-    )
+    return np.where(
+        x < np.float32(-87), np.float32(0), np.where(x > np.float32(88.72283), np.inf, scaled)
+    ).astype(np.float32)
 
 
 def _add_to_exponent(p: F32, n: npt.NDArray[np.int64]) -> F32:
-    """p * 2^n by adding n to the exponent field, as the kernels do; p is near 1, so it neither borrows nor wraps."""
+    """p * 2^n by adding n to the exponent field, as the kernels do; p is near 1, so it neither borrows nor
+    wraps."""
     bits = np.ascontiguousarray(p, np.float32).view(np.int32).astype(np.int64) + (n << 23)
     return bits.astype(np.int32).view(np.float32)
 

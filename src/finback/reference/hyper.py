@@ -1,8 +1,8 @@
 """Hyper-connections: several residual streams, mixed down before a layer and written back after it.
 
-Owns the ops `hyper_in`, `hyper_out` and `mtp_in` (docs/exactness.md section 7, spec 3.2) and the collapse that `head`
-shares. The comb matrix is applied by its first index, and Sinkhorn starts with rows, then columns: both orders matter.
-"""
+Owns the ops `hyper_in`, `hyper_out` and `mtp_in` (docs/exactness.md section 7, spec 3.2) and the collapse
+that `head` shares. The comb matrix is applied by its first index, and Sinkhorn starts with rows, then
+columns: both orders matter. """
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ def pre_weights(a: Arithmetic, m: Array, w: Mixing) -> Array:
 
 
 def sinkhorn(a: Arithmetic, logits: Array, iters: int, hc_eps: float) -> Array:
-    """Doubly stochastic [T, N, N] of logits: softmax of the rows, columns normalised, then rows and columns in turn."""
+    """Doubly stochastic [T, N, N] of logits: softmax of the rows, columns normalised, then rows and columns
+    in turn."""
     eps = a.dtype.type(hc_eps)
     e = a.exp(logits - logits.max(-1, keepdims=True))
     comb: Array = e / a.sum(e)[..., None] + eps

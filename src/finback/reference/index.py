@@ -1,8 +1,7 @@
 """The indexer: which compressed rows a query attends to.
 
-Owns the op `index_select` (docs/exactness.md section 11, spec 3.6): scores, the causal limit, the top-k with ties to
-the lower row. Refuses to prepare keys (compress) and to round queries (rows).
-"""
+Owns the op `index_select` (docs/exactness.md section 11, spec 3.6): scores, the causal limit, the top-k with
+ties to the lower row. Refuses to prepare keys (compress) and to round queries (rows). """
 
 from __future__ import annotations
 

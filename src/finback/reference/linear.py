@@ -1,8 +1,7 @@
 """Matrix products over rows of a step.
 
-Owns the ops `linear` and `grouped_linear`; the order of every product is the arithmetic's (docs/exactness.md sections 4
-and 5). Refuses shapes that do not fit, as NumPy does.
-"""
+Owns the ops `linear` and `grouped_linear`; the order of every product is the arithmetic's (docs/exactness.md
+sections 4 and 5). Refuses shapes that do not fit, as NumPy does. """
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
 """A weight matrix as its file stores it, and the fields its blocks hold: codes, scales, minima.
 
-Owns the meaning of the bytes of every format that has a kernel (native/kernels/format.h), read independently of the
-codecs in finback.formats: two readers of the same layout, which tests hold equal. Refuses arithmetic: what is done with
-the fields is docs/exactness.md section 5 (canonical.py) or plain float64 (oracle.py).
-"""
+Owns the meaning of the bytes of every format that has a kernel (native/kernels/format.h), read independently
+of the codecs in finback.formats: two readers of the same layout, which tests hold equal. Refuses arithmetic:
+what is done with the fields is docs/exactness.md section 5 (canonical.py) or plain float64 (oracle.py). """
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ F64 = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
-    """Integer blocks of n codes in G equal groups: weight = scale * group_scale * code - minimum * group_minimum.
+    """Integer blocks of n codes in G equal groups: weight = scale * group_scale * code - minimum *
+    group_minimum.
 
-    codes [R, B, n]; group_scales [R, B, G]; scale f32 [R, B]; group_minima [R, B, G] and minimum f32 [R, B] or both
-    None. R rows of the matrix, B blocks of a row.
-    """
+    codes [R, B, n]; group_scales [R, B, G]; scale f32 [R, B]; group_minima [R, B, G] and minimum f32 [R, B]
+    or both None. R rows of the matrix, B blocks of a row. """
 
     codes: Ints
     group_scales: Ints
@@ -48,9 +47,8 @@ class Blocks:
 class Matrix:
     """[rows, cols] in `format`; data uint8 [rows, bytes of a row].
 
-    FP8_E4M3 and MXFP4_PAIRS keep `scales` apart: E8M0 bytes or f32, one for each `scale_block` (rows, columns) of
-    weights, blocks at the lower and right edge partial. The other formats have none.
-    """
+    FP8_E4M3 and MXFP4_PAIRS keep `scales` apart: E8M0 bytes or f32, one for each `scale_block` (rows,
+    columns) of weights, blocks at the lower and right edge partial. The other formats have none. """
 
     format: str
     rows: int
@@ -105,7 +103,8 @@ class Matrix:
 
     @cached_property
     def exact(self) -> F64:
-        """The weights as real numbers, float64 [rows, cols]: every product of stored fields is exact in f64."""
+        """The weights as real numbers, float64 [rows, cols]: every product of stored fields is exact in
+        f64."""
         if self.is_block_format:
             b = self.blocks
             per_code = b.scale[..., None].astype(np.float64) * b.group_scales
@@ -121,7 +120,7 @@ class Matrix:
         return values
 
 
-# ---- values of the small floats -----------------------------------------------------------------------------------
+# ---- values of the small floats ----------------------------------------------------------------------------
 
 
 def _e4m3_values() -> F32:
@@ -138,7 +137,7 @@ DOUBLED_E2M1: Final = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, 
 """Twice the value of each E2M1 code: integers, so that a block's dot product is exact."""
 
 
-# ---- readers: uint8 [R, B, bytes of a block] -> fields ------------------------------------------------------------
+# ---- readers: uint8 [R, B, bytes of a block] -> fields -----------------------------------------------------
 
 
 def _half(data: Bytes) -> F32:
@@ -165,7 +164,9 @@ def _q4_0(data: Bytes) -> Blocks:
 
 def _mxfp4(data: Bytes) -> Blocks:
     """s = 2^(E8M0 - 128) on doubled codes: half the stored scale."""
-    return Blocks(DOUBLED_E2M1[_halves(data[..., 1:])], _ones(data), E8M0_VALUES[data[..., 0]] / np.float32(2))
+    return Blocks(
+        DOUBLED_E2M1[_halves(data[..., 1:])], _ones(data), E8M0_VALUES[data[..., 0]] / np.float32(2)
+    )
 
 
 def _mxfp4_pairs(data: Bytes, scales: F32) -> Blocks:
@@ -175,8 +176,8 @@ def _mxfp4_pairs(data: Bytes, scales: F32) -> Blocks:
 
 
 def _q4_k(data: Bytes) -> Blocks:
-    """12 bytes hold eight 6-bit scales and minima: the first four of each in the low 6 bits of bytes 0..3 and 4..7, the
-    last four as a nibble in bytes 8..11 and two high bits on top of the first ones."""
+    """12 bytes hold eight 6-bit scales and minima: the first four of each in the low 6 bits of bytes 0..3 and
+    4..7, the last four as a nibble in bytes 8..11 and two high bits on top of the first ones."""
     packed = data[..., 4:16].astype(np.int64)
     a, b, c = packed[..., :4], packed[..., 4:8], packed[..., 8:]
     scales = np.concatenate([a & 63, (c & 15) | (a >> 6) << 4], axis=-1)
@@ -186,7 +187,8 @@ def _q4_k(data: Bytes) -> Blocks:
 
 
 def _q6_k(data: Bytes) -> Blocks:
-    """Each half of 128: four runs of 32 whose low nibbles share 64 bytes and whose high bit pairs share 32."""
+    """Each half of 128: four runs of 32 whose low nibbles share 64 bytes and whose high bit pairs share
+    32."""
     low = data[..., :128].astype(np.int64).reshape(*data.shape[:2], 2, 2, 32)
     high = data[..., 128:192].astype(np.int64).reshape(*data.shape[:2], 2, 1, 32)
     nibbles = np.concatenate([low & 15, low >> 4], axis=-2)

@@ -1,8 +1,7 @@
 """RMS norms, rotary positions, and what becomes of queries and keys before attention.
 
-Owns the ops `norm`, `rotary` and `qkv_finish` (docs/exactness.md sections 7 and 8, spec 3.3 and 3.4). Refuses the
-cache: the rounding of a row is `rows`, its place is the caller's.
-"""
+Owns the ops `norm`, `rotary` and `qkv_finish` (docs/exactness.md sections 7 and 8, spec 3.3 and 3.4). Refuses
+the cache: the rounding of a row is `rows`, its place is the caller's. """
 
 from __future__ import annotations
 

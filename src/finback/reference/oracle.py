@@ -1,8 +1,8 @@
 """Float64 and plain NumPy: what the model means, without rounding of activations.
 
-Owns nothing but the mapping of the primitives to NumPy. Weights are the exact real numbers that the file stores. Tests
-compare with tolerances; where a discrete choice (top-k, a rounding step) is a near tie the two truths may part.
-"""
+Owns nothing but the mapping of the primitives to NumPy. Weights are the exact real numbers that the file
+stores. Tests compare with tolerances; where a discrete choice (top-k, a rounding step) is a near tie the two
+truths may part. """
 
 from __future__ import annotations
 

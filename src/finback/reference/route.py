@@ -1,8 +1,8 @@
 """The router: which experts a token goes to, and with what weight.
 
-Owns the op `route` (docs/exactness.md section 13, spec 3.7). The bias chooses and never weighs; a hashed layer takes
-its choice from a table and its weights from the same scores as any other. Refuses the product that gives the logits.
-"""
+Owns the op `route` (docs/exactness.md section 13, spec 3.7). The bias chooses and never weighs; a hashed
+layer takes its choice from a table and its weights from the same scores as any other. Refuses the product
+that gives the logits. """
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def choose(scores: Array, bias: Array, k: int) -> Ints:
 
 
 def weigh(a: Arithmetic, scores: Array, ids: Ints, factor: float, normalise: bool) -> Array:
-    """Weights [T, k] of the chosen ids: their scores, as shares of their sum if `normalise`, times the factor."""
+    """Weights [T, k] of the chosen ids: their scores, as shares of their sum if `normalise`, times the
+    factor."""
     chosen = np.take_along_axis(scores, ids, axis=-1)
     if normalise:
         chosen = chosen / a.sum(chosen)[..., None]

@@ -1,8 +1,8 @@
 """Cache rounding: what a row becomes when it is stored the way DeepSeek checkpoints were trained to store it.
 
-Owns docs/exactness.md section 9 on values: FP8 and FP4 blocks with power-of-two scales, bf16 rotary channels, the
-Hadamard transform. Works in the float type of its input; a block's scale is chosen in f32 in both truths, so that
-rounding a rounded row changes nothing. Refuses storage: codes and bytes are the kernels' business.
+Owns docs/exactness.md section 9 on values: FP8 and FP4 blocks with power-of-two scales, bf16 rotary channels,
+the Hadamard transform. Works in the float type of its input; a block's scale is chosen in f32 in both truths,
+so that rounding a rounded row changes nothing. Refuses storage: codes and bytes are the kernels' business.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ def pow2ceil(t: F32) -> F32:
 
 
 def round_float(x: Array, mantissa_bits: int, lowest_exponent: int) -> Array:
-    """x to `mantissa_bits` below its leading bit, nearest even; spacing is constant below 2^lowest_exponent."""
+    """x to `mantissa_bits` below its leading bit, nearest even; spacing is constant below
+    2^lowest_exponent."""
     magnitude = np.abs(x)
     exponent = np.maximum(np.frexp(magnitude)[1] - 1, lowest_exponent)
     spacing = np.ldexp(x.dtype.type(1), exponent - mantissa_bits)

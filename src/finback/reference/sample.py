@@ -1,8 +1,7 @@
 """Sampling: the counter generator, the filters and the draw, and log-probabilities.
 
-Owns docs/exactness.md section 14 in NumPy. A draw depends on the logits, the settings and (seed, choice, position), on
-nothing that happened between. Refuses penalties and masks: they are already in the logits.
-"""
+Owns docs/exactness.md section 14 in NumPy. A draw depends on the logits, the settings and (seed, choice,
+position), on nothing that happened between. Refuses penalties and masks: they are already in the logits. """
 
 from __future__ import annotations
 
@@ -31,7 +30,8 @@ def counter(seed: int, choice: int, position: int) -> int:
 
 
 def shares(logits: F32, z: F32) -> F32:
-    """e_i = exp(z_i - max z) of z = logits / temperature; where that overflows, 1 for the greatest logits, else 0."""
+    """e_i = exp(z_i - max z) of z = logits / temperature; where that overflows, 1 for the greatest logits,
+    else 0."""
     top = np.float32(z[logits.argmax()])
     if np.isinf(top):
         return np.asarray(logits == logits.max(), np.float32)
@@ -49,7 +49,8 @@ def draw(
     choice: int = 0,
     position: int = 0,
 ) -> int:
-    """The sampled id of logits [V]; temperature 0 takes the greatest, equal ones to the lowest id. top_k 0: all."""
+    """The sampled id of logits [V]; temperature 0 takes the greatest, equal ones to the lowest id. top_k 0:
+    all."""
     if temperature == 0:
         return int(logits.argmax())
     with np.errstate(over="ignore"):
