@@ -93,7 +93,7 @@ struct AttentionShape {
     int32_t rotary_pairs;
     float eps;
 };
-// q in place -> normalised and rotated queries; kv -> rounded step rows (f32, as decoded from the cache codes)
+// q_out: normalised and rotated queries; kv_out: rounded step rows (f32, as decoded from the cache codes)
 OpPtr make_qkv_finish(Value q, Value kv, Value q_out, Value kv_out, Value rotary, const float* kv_norm, AttentionShape s);
 
 struct CompressShape {
