@@ -31,7 +31,23 @@ def test_sizes(text: str, expected: int) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    ["", "GiB", "16G", "-1GiB", "1e9", "0x10", "nan", "inf", "1,5GiB", "1 GiB 2", "٣GB", "0", "0.1b", "9" * 30, "2000000TiB"],
+    [
+        "",
+        "GiB",
+        "16G",
+        "-1GiB",
+        "1e9",
+        "0x10",
+        "nan",
+        "inf",
+        "1,5GiB",
+        "1 GiB 2",
+        "٣GB",
+        "0",
+        "0.1b",
+        "9" * 30,
+        "2000000TiB",
+    ],
 )
 def test_sizes_that_are_none_are_refused_by_name(value: str) -> None:
     with pytest.raises(RequestError, match="memory is"):

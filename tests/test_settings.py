@@ -27,7 +27,8 @@ def write(root: Path, files: dict[str, str]) -> Path:
 
 
 def cores(root: Path, count: int, per_core: int = 1, split: bool = True) -> Path:
-    """`count` logical CPUs, `per_core` a core; siblings lie `count / per_core` apart (split) or side by side."""
+    """`count` logical CPUs, `per_core` a core; siblings lie `count / per_core` apart (split) or side by
+    side."""
     apart = count // per_core
     files = {"sys/devices/system/cpu/online": f"0-{count - 1}\n"}
     for cpu in range(count):
@@ -49,7 +50,8 @@ def threads(root: Path, cpus: range | set[int]) -> int:
     return default_threads({}, root, set(cpus)).count
 
 
-# ---- quotas ---------------------------------------------------------------------------------------------------------
+# ---- quotas
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_quota_of_7_65_of_96_cores_gives_7_and_says_why(tmp_path: Path) -> None:
@@ -60,14 +62,20 @@ def test_a_quota_of_7_65_of_96_cores_gives_7_and_says_why(tmp_path: Path) -> Non
     assert "/sys/fs/cgroup/a.slice/job/cpu.max" in choice.reason
 
 
-@pytest.mark.parametrize(("quota", "expected"), [("50000", 1), ("100000", 1), ("300000", 3), ("399999", 3), ("max", 96)])
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("50000", 1), ("100000", 1), ("300000", 3), ("399999", 3), ("max", 96)]
+)
 def test_quotas_are_rounded_down_but_never_to_zero(tmp_path: Path, quota: str, expected: int) -> None:
     v2_group(cores(tmp_path, 96), "/job", {"job/cpu.max": f"{quota} 100000\n"})
     assert threads(tmp_path, range(96)) == expected
 
 
 def test_the_tightest_of_nested_groups_wins(tmp_path: Path) -> None:
-    limits = {"a/b/c/cpu.max": "max 100000\n", "a/b/cpu.max": "1600000 100000\n", "a/cpu.max": "250000 50000\n"}
+    limits = {
+        "a/b/c/cpu.max": "max 100000\n",
+        "a/b/cpu.max": "1600000 100000\n",
+        "a/cpu.max": "250000 50000\n",
+    }
     v2_group(cores(tmp_path, 32), "/a/b/c", limits)
     assert threads(tmp_path, range(32)) == 5
 
@@ -125,7 +133,8 @@ def test_mount_points_with_blanks(tmp_path: Path) -> None:
     assert threads(tmp_path, range(4)) == 1
 
 
-# ---- masks and cores ------------------------------------------------------------------------------------------------
+# ---- masks and cores
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_mask_of_four_cores(tmp_path: Path) -> None:
@@ -156,18 +165,25 @@ def test_a_machine_that_tells_nothing(tmp_path: Path) -> None:
 
 def test_the_choice_is_a_function_of_numbers() -> None:
     assert choose_threads(8, 4, 8, None).reason == "4 physical cores with 8 logical CPUs"
-    assert choose_threads(1, 1, 1, machine.Limit(0.5, "/x")).reason == "CPU quota of 0.5 in /x, at least one thread"
+    assert (
+        choose_threads(1, 1, 1, machine.Limit(0.5, "/x")).reason
+        == "CPU quota of 0.5 in /x, at least one thread"
+    )
 
 
 def test_a_real_process_obeys_a_real_mask() -> None:
     one = min(os.sched_getaffinity(0))
-    code = f"import os; os.sched_setaffinity(0, [{one}]); from finback.settings import default_threads as d; print(d().count)"
+    pinned = f"import os; os.sched_setaffinity(0, [{one}])"
+    code = f"{pinned}; from finback.settings import default_threads; print(default_threads().count)"
     env = {k: v for k, v in os.environ.items() if k != "FINBACK_THREADS"}
-    run = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=60
+    )
     assert run.stdout == "1\n"
 
 
-# ---- memory ---------------------------------------------------------------------------------------------------------
+# ---- memory
+# ---------------------------------------------------------------------------------------------------------
 
 
 def test_memory_limits_of_both_versions(tmp_path: Path) -> None:
@@ -183,15 +199,20 @@ def test_memory_limits_of_both_versions(tmp_path: Path) -> None:
             "sys/fs/cgroup/memory/m/memory.limit_in_bytes": "1073741824\n",
         },
     )
-    assert machine.memory_limit(v1) == machine.Limit(1073741824, "/sys/fs/cgroup/memory/m/memory.limit_in_bytes")
+    assert machine.memory_limit(v1) == machine.Limit(
+        1073741824, "/sys/fs/cgroup/memory/m/memory.limit_in_bytes"
+    )
     assert machine.memory_limit(tmp_path / "nothing") is None
 
 
-# ---- variables ------------------------------------------------------------------------------------------------------
+# ---- variables
+# ------------------------------------------------------------------------------------------------------
 
 
 def test_a_variable_beats_the_machine(tmp_path: Path) -> None:
-    assert default_threads({"FINBACK_THREADS": "3"}, cores(tmp_path, 16), range(16)).reason == "FINBACK_THREADS"
+    assert (
+        default_threads({"FINBACK_THREADS": "3"}, cores(tmp_path, 16), range(16)).reason == "FINBACK_THREADS"
+    )
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "1025", "two", "1.5", "٣", "999999999999"])
@@ -213,5 +234,10 @@ def test_variables_and_their_defaults() -> None:
 
 def test_every_variable_is_listed_with_its_value() -> None:
     listed = {s.name: s.value for s in all_settings({"FINBACK_ISA": "scalar"})}
-    assert listed == {"FINBACK_ISA": "scalar", "FINBACK_THREADS": None, "FINBACK_EAGER": None, "XDG_CACHE_HOME": None}
+    assert listed == {
+        "FINBACK_ISA": "scalar",
+        "FINBACK_THREADS": None,
+        "FINBACK_EAGER": None,
+        "XDG_CACHE_HOME": None,
+    }
     assert all(s.meaning and s.default and s.reason for s in all_settings())

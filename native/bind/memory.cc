@@ -119,8 +119,14 @@ using Numbers64 = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::devi
 
 void init_matrix(BoundMatrix* self, Format format, int64_t rows, int64_t cols, nb::object data,
                  int64_t offset, nb::object scales, int64_t scale_offset, ScaleKind kind, int32_t block_rows,
-                 int32_t block_cols) {
+                 int32_t block_cols, int64_t row_stride) {
     Shape s = shape_of(format, rows, cols, kind, block_rows, block_cols);
+    if (row_stride) {  // rows lie apart, as one half of a matrix that holds two side by side
+        if (row_stride < s.matrix.row_bytes || row_stride >= kMaxSide * 16)
+            refuse("row_stride is shorter than a row, or absurd");
+        s.nbytes = (rows - 1) * row_stride + s.matrix.row_bytes;
+        s.matrix.row_bytes = row_stride;
+    }
     s.matrix.data = at(bytes_of(data), offset, s.nbytes, "weights");
     if (kind != ScaleKind::NONE)
         s.matrix.scales = at(bytes_of(scales), scale_offset, s.scale_nbytes, "scales");
@@ -238,7 +244,8 @@ void bind_memory(nb::module_& m) {
     nb::class_<BoundMatrix>(m, "Matrix")
         .def("__init__", &init_matrix, nb::arg("format"), nb::arg("rows"), nb::arg("cols"), nb::arg("data"),
              nb::arg("offset"), nb::arg("scales").none() = nb::none(), nb::arg("scale_offset") = 0,
-             nb::arg("scale_kind") = ScaleKind::NONE, nb::arg("block_rows") = 0, nb::arg("block_cols") = 0)
+             nb::arg("scale_kind") = ScaleKind::NONE, nb::arg("block_rows") = 0, nb::arg("block_cols") = 0,
+             nb::arg("row_stride") = 0)
         .def_prop_ro("format", [](const BoundMatrix& b) { return b.matrix.format; })
         .def_prop_ro("rows", [](const BoundMatrix& b) { return b.matrix.rows; })
         .def_prop_ro("cols", [](const BoundMatrix& b) { return b.matrix.cols; });

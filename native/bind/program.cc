@@ -1,7 +1,5 @@
 // Replaying programs: runs, who uses what meanwhile, and the end of the interpreter. run() keeps the GIL only
 // to look at its arguments.
-#include "bind/bound_program.h"
-
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
@@ -9,6 +7,8 @@
 
 #include <atomic>
 #include <system_error>
+
+#include "bind/bound_program.h"
 
 namespace nb = nanobind;
 

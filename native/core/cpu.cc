@@ -1,6 +1,6 @@
-// Detection of instruction-set levels: CPUID for what the processor has, XGETBV for the registers the operating system
-// saves. Owns the list of levels of this build and the sentences of a refusal. Refuses to guess: a level is offered only
-// when every feature its unit was compiled with is there.
+// Detection of instruction-set levels: CPUID for what the processor has, XGETBV for the registers the
+// operating system saves. Owns the list of levels of this build and the sentences of a refusal. Refuses to
+// guess: a level is offered only when every feature its unit was compiled with is there.
 #include "core/cpu.h"
 
 #if defined(__x86_64__)

@@ -1,12 +1,12 @@
-// Attention, pooling of compressed rows and indexer scores: docs/exactness.md sections 10, 11, 12. Owns the tiles: which
-// heads and key rows share a pass. Tiles decide only what is loaded together; each sum keeps its own accumulator and its
-// order, so no tile size shows in the bits. Included by float_ops.inl. Refuses to know pages and positions: a query comes
-// with the list of its key rows.
+// Attention, pooling of compressed rows and indexer scores: docs/exactness.md sections 10, 11, 12. Owns the
+// tiles: which heads and key rows share a pass. Tiles decide only what is loaded together; each sum keeps its
+// own accumulator and its order, so no tile size shows in the bits. Included by float_ops.inl. Refuses to
+// know pages and positions: a query comes with the list of its key rows.
 
 // ---- section 10
 
 void pool_add(float* m, float* l, float* a, const float* kv, const float* gate, const float* ape, int64_t n) {
-    FINBACK_FOR_LANES(i, lanes, n) {
+    FINBACK_FOR_LANES (i, lanes, n) {
         const f32x16 g = load_some(gate + i, lanes) + load_some(ape + i, lanes);
         const f32x16 old = load_some(m + i, lanes);
         const f32x16 top = max(old, g);
@@ -18,13 +18,14 @@ void pool_add(float* m, float* l, float* a, const float* kv, const float* gate, 
 }
 
 void pool_close(const float* l, const float* a, int64_t n, float* row) {
-    FINBACK_FOR_LANES(i, lanes, n) store_some(row + i, load_some(a + i, lanes) / load_some(l + i, lanes), lanes);
+    FINBACK_FOR_LANES (i, lanes, n)
+        store_some(row + i, load_some(a + i, lanes) / load_some(l + i, lanes), lanes);
 }
 
 // ---- dot products of several rows with several rows
 
-// out[h * out_stride + k] = dot16(x_h, y[k]) for H rows x (at stride x_stride) and K rows y. One part of the lanes after the
-// other, H * K sums side by side: one sum alone would wait for the latency of every fma.
+// out[h * out_stride + k] = dot16(x_h, y[k]) for H rows x (at stride x_stride) and K rows y. One part of the
+// lanes after the other, H * K sums side by side: one sum alone would wait for the latency of every fma.
 template <int H, int K>
 FINBACK_INLINE void dot_tile(const float* x, int64_t x_stride, const float* const* y, int64_t d, float* out,
                              int64_t out_stride) {
@@ -56,20 +57,24 @@ template <int H>
 void dot_block(const float* x, int64_t x_stride, const float* const* y, int64_t n, int64_t d, float* out,
                int64_t out_stride) {
     int64_t i = 0;
-    for (; i + kDotKeys <= n; i += kDotKeys) dot_tile<H, kDotKeys>(x, x_stride, y + i, d, out + i, out_stride);
+    for (; i + kDotKeys <= n; i += kDotKeys)
+        dot_tile<H, kDotKeys>(x, x_stride, y + i, d, out + i, out_stride);
     for (; i < n; ++i) dot_tile<H, 1>(x, x_stride, y + i, d, out + i, out_stride);
 }
 
-// out[h * out_stride + i] = dot16(x_h, y[i]). A block of key rows stays in the first-level cache while the heads pass over
-// it, so each key row comes from memory once for all heads.
-void dot_rows(const float* x, int64_t x_stride, int64_t heads, const float* const* y, int64_t n, int64_t d, float* out,
-              int64_t out_stride) {
+// out[h * out_stride + i] = dot16(x_h, y[i]). A block of key rows stays in the first-level cache while the
+// heads pass over it, so each key row comes from memory once for all heads.
+void dot_rows(const float* x, int64_t x_stride, int64_t heads, const float* const* y, int64_t n, int64_t d,
+              float* out, int64_t out_stride) {
     constexpr int64_t kKeyBlock = 2 * kDotKeys;
     for (int64_t i = 0; i < n; i += kKeyBlock) {
         const int64_t rows = n - i < kKeyBlock ? n - i : kKeyBlock;
         int64_t h = 0;
         for (; h + kDotHeads <= heads; h += kDotHeads)
-            dot_block<kDotHeads>(x + h * x_stride, x_stride, y + i, rows, d, out + h * out_stride + i, out_stride);
+            dot_block<kDotHeads>(x + h * x_stride, x_stride, y + i, rows, d, out + h * out_stride + i,
+                                 out_stride);
+        for (; h + 2 <= heads; h += 2)
+            dot_block<2>(x + h * x_stride, x_stride, y + i, rows, d, out + h * out_stride + i, out_stride);
         for (; h < heads; ++h)
             dot_block<1>(x + h * x_stride, x_stride, y + i, rows, d, out + h * out_stride + i, out_stride);
     }
@@ -78,20 +83,20 @@ void dot_rows(const float* x, int64_t x_stride, int64_t heads, const float* cons
 // ---- section 12
 
 constexpr int64_t kHeadGroup = 64;  // heads whose denominators are kept on the stack at once
-constexpr int64_t kRowBlock = 8;   // key rows of one pass of the value sums: 64 KB at 512 channels, second-level cache
+constexpr int64_t kRowBlock = 8;    // key rows of one pass of the value sums: 16 KB at 512 channels
 
 // Turns one head's products into exp weights, in place, and returns the denominator.
 FINBACK_INLINE float exp_weights(float* t, int64_t n, float scale, float sink) {
     const f32x16 factor = broadcast(scale);
     f32x16 top = broadcast(sink);
-    FINBACK_FOR_LANES(i, lanes, n) {
+    FINBACK_FOR_LANES (i, lanes, n) {
         const f32x16 x = load_some(t + i, lanes) * factor;
         top = max(lanes == 16 ? x : select(first_lanes(lanes), x, top), top);
         store_some(t + i, x, lanes);
     }
     const f32x16 most = broadcast(max16(top));
     f32x16 lane = broadcast(0.0f);
-    FINBACK_FOR_LANES(i, lanes, n) {
+    FINBACK_FOR_LANES (i, lanes, n) {
         const f32x16 e = exp(load_some(t + i, lanes) - most);
         store_some(t + i, e, lanes);
         lane = lane + (lanes == 16 ? e : select(first_lanes(lanes), e, broadcast(0.0f)));
@@ -101,25 +106,38 @@ FINBACK_INLINE float exp_weights(float* t, int64_t n, float scale, float sink) {
     return tree16(lane) + last[0];
 }
 
-// Continues the value sums of H heads over key rows [0, n): sixteen channels at a time, one accumulator a head, each
-// running down the rows in list order. e, out: rows of the H heads at their strides.
-template <int H>
-void add_values(const float* e, int64_t e_stride, const float* const* keys, int64_t n, int64_t d, float* out) {
-    FINBACK_FOR_LANES(c, lanes, d) {
-        f32x16 acc[H];
-        for (int h = 0; h < H; ++h) acc[h] = load_some(out + h * d + c, lanes);
-        if (lanes == 16) {
-            for (int64_t i = 0; i < n; ++i) {
-                const f32x16 key = load(keys[i] + c);
-                for (int h = 0; h < H; ++h) acc[h] = fma(broadcast(e[h * e_stride + i]), key, acc[h]);
-            }
-        } else {
-            for (int64_t i = 0; i < n; ++i) {
-                const f32x16 key = load_tail(keys[i] + c, lanes);
-                for (int h = 0; h < H; ++h) acc[h] = fma(broadcast(e[h * e_stride + i]), key, acc[h]);
-            }
+// Continues the value sums of H heads over key rows [0, n) for 16 * V channels from c on: H * V accumulators,
+// each running down the rows in list order. e, out: rows of the H heads at their strides.
+template <int H, int V>
+FINBACK_INLINE void value_tile(const float* e, int64_t e_stride, const float* const* keys, int64_t n,
+                               int64_t d, int64_t c, float* out) {
+    f32x16 acc[H][V];
+    for (int h = 0; h < H; ++h)
+        for (int v = 0; v < V; ++v) acc[h][v] = load(out + h * d + c + 16 * v);
+    for (int64_t i = 0; i < n; ++i)
+        for (int v = 0; v < V; ++v) {
+            const f32x16 key = load(keys[i] + c + 16 * v);
+            for (int h = 0; h < H; ++h) acc[h][v] = fma(broadcast(e[h * e_stride + i]), key, acc[h][v]);
         }
-        for (int h = 0; h < H; ++h) store_some(out + h * d + c, acc[h], lanes);
+    for (int h = 0; h < H; ++h)
+        for (int v = 0; v < V; ++v) store(out + h * d + c + 16 * v, acc[h][v]);
+}
+
+// value_tile for all channels of H heads. Fewer heads take more channels at once, so the number of sums
+// stays.
+template <int H>
+void add_values(const float* e, int64_t e_stride, const float* const* keys, int64_t n, int64_t d,
+                float* out) {
+    constexpr int kWide = kValueHeads / H;
+    int64_t c = 0;
+    for (; c + 16 * kWide <= d; c += 16 * kWide) value_tile<H, kWide>(e, e_stride, keys, n, d, c, out);
+    for (; c + 16 <= d; c += 16) value_tile<H, 1>(e, e_stride, keys, n, d, c, out);
+    const int64_t rest = d - c;
+    for (int h = 0; h < H && rest > 0; ++h) {
+        f32x16 acc = load_tail(out + h * d + c, rest);
+        for (int64_t i = 0; i < n; ++i)
+            acc = fma(broadcast(e[h * e_stride + i]), load_tail(keys[i] + c, rest), acc);
+        store_tail(out + h * d + c, acc, rest);
     }
 }
 
@@ -139,11 +157,15 @@ void attend(const float* q, int32_t heads, int64_t d, float scale, const float* 
             int64_t h = 0;
             for (; h + kValueHeads <= group; h += kValueHeads)
                 add_values<kValueHeads>(e + h * stride + begin, stride, keys + begin, rows, d, o + h * d);
-            for (; h < group; ++h) add_values<1>(e + h * stride + begin, stride, keys + begin, rows, d, o + h * d);
+            for (; h + 2 <= group; h += 2)
+                add_values<2>(e + h * stride + begin, stride, keys + begin, rows, d, o + h * d);
+            for (; h < group; ++h)
+                add_values<1>(e + h * stride + begin, stride, keys + begin, rows, d, o + h * d);
         }
         for (int64_t h = 0; h < group; ++h) {
             const f32x16 divisor = broadcast(den[h]);
-            FINBACK_FOR_LANES(c, lanes, d) store_some(o + h * d + c, load_some(o + h * d + c, lanes) / divisor, lanes);
+            FINBACK_FOR_LANES (c, lanes, d)
+                store_some(o + h * d + c, load_some(o + h * d + c, lanes) / divisor, lanes);
         }
     }
 }
@@ -152,10 +174,11 @@ void attend(const float* q, int32_t heads, int64_t d, float scale, const float* 
 
 constexpr int kFp4Bytes = kFp4Block / 2;  // codes under one scale
 constexpr int64_t kMaxIndexBlocks = kMaxIndexWidth / kFp4Block;
-constexpr int64_t kQueryBlocks = 512;     // blocks of query heads held at once: 16 KB of values
+constexpr int64_t kQueryBlocks = 512;  // blocks of query heads held at once: 16 KB of values
 constexpr int kQuadGroups = kFp4Block / 4, kQuadBytes = kQuadGroups * 64;  // one block of sixteen keys
 
-// Query heads ready for quad_dot: doubled values -12 .. 12 in the channel order of quads_of_codes, head after head.
+// Query heads ready for quad_dot: doubled values -12 .. 12 in the channel order of quads_of_codes, head after
+// head.
 struct QueryBlocks {
     int8_t value[kQueryBlocks][kFp4Block];
     int32_t offset[kQueryBlocks];  // 12 * sum of the block's values: what the + 12 of the key side adds
@@ -176,7 +199,8 @@ FINBACK_INLINE void copy_block(const uint8_t* row, int64_t width, int64_t b, uin
 }
 
 void unpack_query(const uint8_t* row, int64_t width, int64_t b, QueryBlocks& q, int64_t at) {
-    uint8_t words[64] = {}, even[64], odd[64];  // the block's four words are lanes 0 .. 3, the other lanes are unused
+    uint8_t words[64] = {}, even[64], odd[64];
+    // The block's four words are lanes 0 .. 3; the other lanes are unused.
     copy_block(row, width, b, words);
     quads_of_codes(words, even, odd);
     int8_t* value = q.value[at];
@@ -208,7 +232,8 @@ void unpack_keys(const uint8_t* const* rows, int64_t n, int64_t width, int64_t b
 FINBACK_INLINE f32x16 code_dot(const QueryBlocks& q, int64_t at, const KeyBlocks& keys, int64_t blocks) {
     f32x16 dot = broadcast(0.0f);
     for (int64_t b = 0; b < blocks; ++b) {
-        const i32x16 sum = quad_dot(keys.quads[b], q.value[at + b], kQuadGroups) - broadcast(q.offset[at + b]);
+        const i32x16 sum =
+            quad_dot(keys.quads[b], q.value[at + b], kQuadGroups) - broadcast(q.offset[at + b]);
         dot = fma(to_floats(sum), broadcast(q.scale[at + b]) * load(keys.scale[b]), dot);
     }
     return dot;
@@ -222,7 +247,7 @@ void index_codes(const uint8_t* q, int64_t q_stride, const float* w, int64_t hea
     KeyBlocks keys;
     for (int64_t h = 0; h < heads; ++h)
         for (int64_t b = 0; b < blocks; ++b) unpack_query(q + h * q_stride, width, b, query, h * blocks + b);
-    FINBACK_FOR_LANES(i, lanes, n) {
+    FINBACK_FOR_LANES (i, lanes, n) {
         for (int64_t b = 0; b < blocks; ++b) unpack_keys(rows + i, lanes, width, b, keys);
         f32x16 acc = load_some(score + i, lanes);
         for (int64_t h = 0; h < heads; ++h)
@@ -235,7 +260,7 @@ void index_codes(const uint8_t* q, int64_t q_stride, const float* w, int64_t hea
 void index_floats(const float* q, int64_t q_stride, const float* w, int64_t heads, int64_t width,
                   const uint8_t* const* rows, int64_t n, float* score) {
     float dot[kHeadGroup][16];
-    FINBACK_FOR_LANES(i, lanes, n) {
+    FINBACK_FOR_LANES (i, lanes, n) {
         const float* keys[16];
         for (int64_t k = 0; k < lanes; ++k) keys[k] = reinterpret_cast<const float*>(rows[i + k]);
         dot_rows(q, q_stride, heads, keys, lanes, width, dot[0], 16);
@@ -257,7 +282,7 @@ void index_scores(const uint8_t* q, int64_t q_stride, const float* w, int32_t he
         if (shape.rounded)
             index_codes(from, q_stride, w + h, some, shape.width, rows, n, score);
         else
-            index_floats(reinterpret_cast<const float*>(from), q_stride / static_cast<int64_t>(sizeof(float)), w + h, some,
-                         shape.width, rows, n, score);
+            index_floats(reinterpret_cast<const float*>(from), q_stride / static_cast<int64_t>(sizeof(float)),
+                         w + h, some, shape.width, rows, n, score);
     }
 }

@@ -1,22 +1,26 @@
-// Cache rows: what a key row keeps and what it decodes to (docs/exactness.md section 9). Owns the two small float formats,
-// E4M3 and E2M1, their power-of-two block scales, the layout of a stored row, and the Hadamard transform that comes
-// before FP4. Included by float_ops.inl. Refuses values that are not finite: rows were checked before.
+// Cache rows: what a key row keeps and what it decodes to (docs/exactness.md section 9). Owns the two small
+// float formats, E4M3 and E2M1, their power-of-two block scales, the layout of a stored row, and the Hadamard
+// transform that comes before FP4. Included by float_ops.inl. Refuses values that are not finite: rows were
+// checked before.
 //
-// Main row (rotary > 0):    FP8 codes [front], E8M0 [ceil(front / 64)] padded with zeros to a multiple of 8, bf16 [rotary]
-// Indexer row (rotary = 0): FP4 codes [ceil(width / 2)], even channel in the low nibble, then E8M0 [ceil(width / 32)]
-// Not rounded:              f32 [width]
+// - Main row (rotary > 0): FP8 codes [front], E8M0 [ceil(front / 64)] padded with zeros to a multiple of 8,
+//   bf16 [rotary].
+// - Indexer row (rotary = 0): FP4 codes [ceil(width / 2)], even channel in the low nibble, E8M0
+//   [ceil(width / 32)].
+// - Not rounded: f32 [width].
 
-// ---- small floats: `Mantissa` bits, exponent bias `Bias`. Values below 2^(1 - Bias) are multiples of one step.
+// ---- small floats: `Mantissa` bits, exponent bias `Bias`; values below 2^(1 - Bias) are multiples of a step
 
-// Codes of finite x with |x| at most the largest value: nearest, ties to the even code, the sign in the bit above.
+// Codes of finite x, |x| at most the largest value: nearest, ties to the even code, the sign at bit `Sign`.
 template <int Mantissa, int Bias, int Sign>
 FINBACK_INLINE i32x16 small_codes(f32x16 x) {
     constexpr int kDrop = 23 - Mantissa;
     constexpr float kSteps = static_cast<float>(1 << (Bias - 1 + Mantissa));  // steps in one unit
     constexpr float kFirstNormal = static_cast<float>(1 << Mantissa) / kSteps;
     const f32x16 size = magnitude(x);
-    // Above: round the mantissa by adding just under half of the last kept bit, and one more if that bit is set; a carry
-    // moves to the next exponent, which is the next code. Below: a small integer, whose carry is the first normal code.
+    // Above: round the mantissa by adding just under half of the last kept bit, and one more if that bit is
+    // set; a carry moves to the next exponent, which is the next code. Below: a small integer, whose carry is
+    // the first normal code.
     const i32x16 bits = as_bits(size);
     const i32x16 last = shift_right<kDrop>(bits) & broadcast(1);
     const i32x16 rounded = shift_right<kDrop>(bits + broadcast((1 << (kDrop - 1)) - 1) + last);
@@ -40,7 +44,9 @@ FINBACK_INLINE f32x16 small_values(i32x16 code) {
 // ---- block scales
 
 // 2^(b - 127); 0 gives the subnormal 2^-127.
-FINBACK_INLINE float e8m0(uint8_t b) { return float_of(b == 0 ? 0x00400000u : static_cast<uint32_t>(b) << 23); }
+FINBACK_INLINE float e8m0(uint8_t b) {
+    return float_of(b == 0 ? 0x00400000u : static_cast<uint32_t>(b) << 23);
+}
 
 // E8M0 of pow2ceil(t) for a normal t > 0: the exponent field, one up unless t is a power of two.
 FINBACK_INLINE uint8_t scale_code(float t) {
@@ -50,11 +56,13 @@ FINBACK_INLINE uint8_t scale_code(float t) {
 
 FINBACK_INLINE float largest(const float* x, int64_t n) {
     f32x16 top = broadcast(0.0f);
-    FINBACK_FOR_LANES(i, lanes, n) top = max(magnitude(load_some(x + i, lanes)), top);
+    FINBACK_FOR_LANES (i, lanes, n) top = max(magnitude(load_some(x + i, lanes)), top);
     return max16(top);
 }
 
-FINBACK_INLINE f32x16 clamped(f32x16 x, float limit) { return max(min(x, broadcast(limit)), broadcast(-limit)); }
+FINBACK_INLINE f32x16 clamped(f32x16 x, float limit) {
+    return max(min(x, broadcast(limit)), broadcast(-limit));
+}
 
 FINBACK_INLINE void store_some_bytes(uint8_t* p, i32x16 x, int64_t lanes) {
     uint8_t some[16];
@@ -67,8 +75,9 @@ FINBACK_INLINE uint8_t encode_fp8(const float* x, int64_t n, uint8_t* code) {
     const float amax = largest(x, n);
     const uint8_t scale = scale_code((amax > 1e-4f ? amax : 1e-4f) * (1.0f / 448.0f));
     const f32x16 inverse = broadcast(1.0f / e8m0(scale));
-    FINBACK_FOR_LANES(i, lanes, n)
-        store_some_bytes(code + i, small_codes<3, 7, 7>(clamped(load_some(x + i, lanes) * inverse, 448.0f)), lanes);
+    FINBACK_FOR_LANES (i, lanes, n)
+        store_some_bytes(code + i, small_codes<3, 7, 7>(clamped(load_some(x + i, lanes) * inverse, 448.0f)),
+                         lanes);
     return scale;
 }
 
@@ -77,7 +86,7 @@ FINBACK_INLINE uint8_t encode_fp4(const float* x, int64_t n, uint8_t* code) {
     const float amax = largest(x, n), least = 6 * 0x1p-126f;
     const uint8_t scale = scale_code((amax > least ? amax : least) * (1.0f / 6.0f));
     const f32x16 inverse = broadcast(1.0f / e8m0(scale));
-    FINBACK_FOR_LANES(i, lanes, n) {
+    FINBACK_FOR_LANES (i, lanes, n) {
         uint8_t nibble[16];
         store_bytes(nibble, small_codes<1, 1, 3>(clamped(load_some(x + i, lanes) * inverse, 6.0f)));
         for (int64_t k = 0; k < lanes; k += 2)  // lanes past the row are +0: code 0
@@ -89,7 +98,7 @@ FINBACK_INLINE uint8_t encode_fp4(const float* x, int64_t n, uint8_t* code) {
 // ---- bf16, nearest even
 
 FINBACK_INLINE void encode_bf16(const float* x, int64_t n, uint8_t* to) {
-    FINBACK_FOR_LANES(i, lanes, n) {
+    FINBACK_FOR_LANES (i, lanes, n) {
         const i32x16 bits = as_bits(load_some(x + i, lanes));
         const i32x16 last = shift_right<16>(bits) & broadcast(1);
         uint8_t some[32];
@@ -146,7 +155,7 @@ void encode_indexer(const float* x, int64_t width, uint8_t* dst) {
 
 void decode_indexer(const uint8_t* src, int64_t width, float* out) {
     const uint8_t* scales = src + (width + 1) / 2;
-    FINBACK_FOR_LANES(i, lanes, width) {
+    FINBACK_FOR_LANES (i, lanes, width) {
         uint8_t nibble[16] = {};
         for (int64_t k = 0; k < lanes; ++k)
             nibble[k] = static_cast<uint8_t>(k % 2 ? src[(i + k) / 2] >> 4 : src[(i + k) / 2] & 15);
@@ -175,14 +184,15 @@ void decode_cache_row(const uint8_t* src, RowShape shape, float* out) {
 
 // ---- Hadamard
 
-// Distance H inside a vector. Where bit H of the lane is clear the result is other + own = a + b, else other - own = a - b.
+// Distance H inside a vector. Where bit H of the lane is clear the result is other + own = a + b, else it is
+// other - own = a - b.
 template <int H>
 FINBACK_INLINE f32x16 butterfly(f32x16 x) {
     return swap<H>(x) + flip<H>(x);
 }
 
 void hadamard(float* x, int64_t n) {
-    FINBACK_FOR_LANES(i, lanes, n) {
+    FINBACK_FOR_LANES (i, lanes, n) {
         f32x16 v = load_some(x + i, lanes);
         if (n > 1) v = butterfly<1>(v);
         if (n > 2) v = butterfly<2>(v);
@@ -198,5 +208,5 @@ void hadamard(float* x, int64_t n) {
                 store(x + i + h, a - b);
             }
     const f32x16 factor = broadcast(static_cast<float>(1.0 / __builtin_sqrt(static_cast<double>(n))));
-    FINBACK_FOR_LANES(i, lanes, n) store_some(x + i, load_some(x + i, lanes) * factor, lanes);
+    FINBACK_FOR_LANES (i, lanes, n) store_some(x + i, load_some(x + i, lanes) * factor, lanes);
 }

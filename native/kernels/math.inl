@@ -1,12 +1,14 @@
-// exp, sigmoid, silu, log1p and softplus over sixteen lanes: docs/exactness.md section 3, line by line. Owns the
-// polynomials and nothing else. Branch-free: a lane's bits do not depend on its neighbours. Included inside the anonymous
-// namespace of an instruction-set unit, after its vec header. Refuses NaN: inputs are finite or -inf (an empty maximum).
+// exp, sigmoid, silu, log1p and softplus over sixteen lanes: docs/exactness.md section 3, line by line. Owns
+// the polynomials and nothing else. Branch-free: a lane's bits do not depend on its neighbours. Included
+// inside the anonymous namespace of an instruction-set unit, after its vec header. Refuses NaN: inputs are
+// finite or -inf (an empty maximum).
 
 FINBACK_INLINE f32x16 negate(f32x16 x) { return as_floats(as_bits(x) + broadcast(INT32_MIN)); }
 FINBACK_INLINE f32x16 magnitude(f32x16 x) { return as_floats(as_bits(x) & broadcast(INT32_MAX)); }
 
-// 0.895 ulp, over all floats. Below -87 the answer is +0, above 88.72283 it is +inf. Between them p stays in (0.7, 1.42), and the exponent
-// field of the sum in 1 .. 254: adding n to it neither leaves the normal numbers nor rounds.
+// 0.895 ulp, over all floats. Below -87 the answer is +0, above 88.72283 it is +inf. Between them p stays in
+// (0.7, 1.42), and the exponent field of the sum in 1 .. 254: adding n to it neither leaves the normal
+// numbers nor rounds.
 FINBACK_INLINE f32x16 exp(f32x16 x) {
     const f32x16 one = broadcast(1.0f);
     const i32x16 n = rint_to_int(x * broadcast(0x1.715476p+0f));

@@ -1,6 +1,6 @@
-// Sine, cosine and logarithm in f64, operation by operation as docs/exactness.md section 3 writes them. Owns the three-part
-// pi / 2 and the Taylor coefficients (quotients 1 / n!, computed at compile time). Refuses fused operations: the build
-// turns contraction off, and the baseline of some processors has fma.
+// Sine, cosine and logarithm in f64, operation by operation as docs/exactness.md section 3 writes them. Owns
+// the three-part pi / 2 and the Taylor coefficients (quotients 1 / n!, computed at compile time). Refuses
+// fused operations: the build turns contraction off, and the baseline of some processors has fma.
 #include "kernels/rotary.h"
 
 #include <bit>
@@ -21,7 +21,8 @@ double alternating(double z) {
     double sum = 0;
     for (int k = Terms - 1; k >= 0; --k) {
         const double coefficient = factorial_reciprocal(First + 2 * k);
-        sum = k == Terms - 1 ? (k % 2 ? -coefficient : coefficient) : sum * z + (k % 2 ? -coefficient : coefficient);
+        sum = k == Terms - 1 ? (k % 2 ? -coefficient : coefficient)
+                             : sum * z + (k % 2 ? -coefficient : coefficient);
     }
     return sum;
 }
@@ -38,16 +39,21 @@ SinCos sincos(double x) {
     const double s = y + (y * z) * -alternating<3, 8>(z);
     const double c = (1 - 0.5 * z) + (z * z) * alternating<4, 7>(z);
     switch (static_cast<int64_t>(q) & 3) {
-        case 0: return {s, c};
-        case 1: return {c, -s};
-        case 2: return {-s, -c};
-        default: return {-c, s};
+        case 0:
+            return {s, c};
+        case 1:
+            return {c, -s};
+        case 2:
+            return {-s, -c};
+        default:
+            return {-c, s};
     }
 }
 
 }  // namespace
 
-void rotary_table(const double* freq, int32_t pairs, const int64_t* positions, int64_t n, float* cos, float* sin) {
+void rotary_table(const double* freq, int32_t pairs, const int64_t* positions, int64_t n, float* cos,
+                  float* sin) {
     for (int64_t t = 0; t < n; ++t)
         for (int32_t i = 0; i < pairs; ++i) {
             const SinCos value = sincos(static_cast<double>(positions[t]) * freq[i]);
@@ -57,7 +63,8 @@ void rotary_table(const double* freq, int32_t pairs, const int64_t* positions, i
 }
 
 double exact_ln(double x) {
-    // x = m * 2^e with m in [sqrt(1/2), sqrt(2)): subtracting the bits of sqrt(1/2) puts the border at a power of two.
+    // x = m * 2^e with m in [sqrt(1/2), sqrt(2)): subtracting the bits of sqrt(1/2) puts the border at a
+    // power of two.
     constexpr uint64_t kRoot = std::bit_cast<uint64_t>(0x1.6a09e667f3bcdp-1);
     const uint64_t bits = std::bit_cast<uint64_t>(x);
     const int64_t e = static_cast<int64_t>(bits - kRoot) >> 52;

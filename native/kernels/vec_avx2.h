@@ -1,8 +1,9 @@
-// Sixteen f32 lanes for the AVX2 level: two 256-bit registers. Same names, same bits as vec_scalar.h; only code compiled
-// with AVX2, FMA and F16C may include it. Refuses approximations (rcp, rsqrt) and every instruction whose result depends on
-// anything but its operands and round-to-nearest-even.
+// Sixteen f32 lanes for the AVX2 level: two 256-bit registers. Same names, same bits as vec_scalar.h; only
+// code compiled with AVX2, FMA and F16C may include it. Refuses approximations (rcp, rsqrt) and every
+// instruction whose result depends on anything but its operands and round-to-nearest-even.
 //
-// Everything is in an anonymous namespace, so this unit shares no symbol with a unit of another instruction set.
+// Everything is in an anonymous namespace, so this unit shares no symbol with a unit of another instruction
+// set.
 #pragma once
 #include <immintrin.h>
 
@@ -14,9 +15,9 @@
 namespace finback {
 namespace {
 
-// Tiles of attention.inl. Value sums: 2 registers a head, 2 of the key row and a broadcast. Dot products run over one part
-// (register) of the lanes at a time: 4 heads * 3 keys are 12 independent fma chains, with 3 keys and a query 16 registers,
-// and 7 loads feed 12 fma. Two whole vectors by two would need 12 loads for 8.
+// Tiles of attention.inl. Value sums: 2 registers a head, 2 of the key row and a broadcast. Dot products run
+// over one part (register) of the lanes at a time: 4 heads * 3 keys are 12 independent fma chains, with 3
+// keys and a query 16 registers, and 7 loads feed 12 fma. Two whole vectors by two would need 12 loads for 8.
 constexpr int kValueHeads = 4, kDotHeads = 4, kDotKeys = 3;
 
 struct m32x16 {  // a truth value per lane: all ones or all zeros
@@ -52,7 +53,8 @@ FINBACK_INLINE i32x16 broadcast(int32_t x) { return {_mm256_set1_epi32(x), _mm25
 FINBACK_INLINE f32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 // Masked lanes are not touched in memory: a tail at the end of a page is safe.
 FINBACK_INLINE f32x16 load_tail(const float* p, int64_t n) {
-    return {_mm256_maskload_ps(p, load256(kFirst + 16 - n)), _mm256_maskload_ps(p + 8, load256(kFirst + 24 - n))};
+    return {_mm256_maskload_ps(p, load256(kFirst + 16 - n)),
+            _mm256_maskload_ps(p + 8, load256(kFirst + 24 - n))};
 }
 FINBACK_INLINE void store(float* p, f32x16 x) {
     _mm256_storeu_ps(p, x.lo);
@@ -90,15 +92,17 @@ FINBACK_INLINE void store_halves(uint8_t* p, i32x16 x) {
     _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(p), halves(x));
 }
 
-// Sixteen E4M3 codes as f32, exact; the two NaN codes never occur in what we store. The code, moved to the top of the
-// f16 mantissa and exponent, is an f16 of 2^-8 times the value: F16C converts it exactly, subnormal or not.
+// Sixteen E4M3 codes as f32, exact; the two NaN codes never occur in what we store. The code, moved to the
+// top of the f16 mantissa and exponent, is an f16 of 2^-8 times the value: F16C converts it exactly,
+// subnormal or not.
 FINBACK_INLINE f32x16 load_e4m3(const uint8_t* p) {
     const __m256i code = _mm256_cvtepu8_epi16(load128(p));
     const __m256i sign = _mm256_slli_epi16(_mm256_and_si256(code, _mm256_set1_epi16(0x80)), 8);
     const __m256i magnitude = _mm256_slli_epi16(_mm256_and_si256(code, _mm256_set1_epi16(0x7F)), 7);
     const __m256i half = _mm256_or_si256(sign, magnitude);
     const __m256 up = _mm256_set1_ps(256.0f);
-    return {_mm256_mul_ps(_mm256_cvtph_ps(low_half(half)), up), _mm256_mul_ps(_mm256_cvtph_ps(high_half(half)), up)};
+    return {_mm256_mul_ps(_mm256_cvtph_ps(low_half(half)), up),
+            _mm256_mul_ps(_mm256_cvtph_ps(high_half(half)), up)};
 }
 
 // 2 * pairs interleaved values (a0 b0 a1 b1 ...) of sixteen pairs, apart and together.
@@ -125,17 +129,30 @@ FINBACK_INLINE void store_pairs(float* p, f32x16 a, f32x16 b) {
 
 // ---- arithmetic, one rounding each
 
-FINBACK_INLINE f32x16 operator+(f32x16 a, f32x16 b) { return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)}; }
-FINBACK_INLINE f32x16 operator-(f32x16 a, f32x16 b) { return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)}; }
-FINBACK_INLINE f32x16 operator*(f32x16 a, f32x16 b) { return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)}; }
-FINBACK_INLINE f32x16 operator/(f32x16 a, f32x16 b) { return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)}; }
+FINBACK_INLINE f32x16 operator+(f32x16 a, f32x16 b) {
+    return {_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi)};
+}
+FINBACK_INLINE f32x16 operator-(f32x16 a, f32x16 b) {
+    return {_mm256_sub_ps(a.lo, b.lo), _mm256_sub_ps(a.hi, b.hi)};
+}
+FINBACK_INLINE f32x16 operator*(f32x16 a, f32x16 b) {
+    return {_mm256_mul_ps(a.lo, b.lo), _mm256_mul_ps(a.hi, b.hi)};
+}
+FINBACK_INLINE f32x16 operator/(f32x16 a, f32x16 b) {
+    return {_mm256_div_ps(a.lo, b.lo), _mm256_div_ps(a.hi, b.hi)};
+}
 FINBACK_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
     return {_mm256_fmadd_ps(a.lo, b.lo, c.lo), _mm256_fmadd_ps(a.hi, b.hi, c.hi)};
 }
 FINBACK_INLINE f32x16 sqrt(f32x16 a) { return {_mm256_sqrt_ps(a.lo), _mm256_sqrt_ps(a.hi)}; }
-// maxps and minps return the second operand unless the comparison holds: exactly `a > b ? a : b` and `a < b ? a : b`.
-FINBACK_INLINE f32x16 max(f32x16 a, f32x16 b) { return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)}; }
-FINBACK_INLINE f32x16 min(f32x16 a, f32x16 b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)}; }
+// maxps and minps return the second operand unless the comparison holds: exactly `a > b ? a : b` and `a < b ?
+// a : b`.
+FINBACK_INLINE f32x16 max(f32x16 a, f32x16 b) {
+    return {_mm256_max_ps(a.lo, b.lo), _mm256_max_ps(a.hi, b.hi)};
+}
+FINBACK_INLINE f32x16 min(f32x16 a, f32x16 b) {
+    return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(a.hi, b.hi)};
+}
 
 FINBACK_INLINE Part part_zero() { return _mm256_setzero_ps(); }
 FINBACK_INLINE Part part_load(const float* p) { return _mm256_loadu_ps(p); }
@@ -177,7 +194,8 @@ FINBACK_INLINE m32x16 less(f32x16 a, f32x16 b) {
     return {_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ), _mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)};
 }
 FINBACK_INLINE m32x16 less(i32x16 a, i32x16 b) {
-    return {_mm256_castsi256_ps(_mm256_cmpgt_epi32(b.lo, a.lo)), _mm256_castsi256_ps(_mm256_cmpgt_epi32(b.hi, a.hi))};
+    return {_mm256_castsi256_ps(_mm256_cmpgt_epi32(b.lo, a.lo)),
+            _mm256_castsi256_ps(_mm256_cmpgt_epi32(b.hi, a.hi))};
 }
 FINBACK_INLINE m32x16 first_lanes(int64_t n) {
     return {_mm256_castsi256_ps(load256(kFirst + 16 - n)), _mm256_castsi256_ps(load256(kFirst + 24 - n))};
@@ -185,7 +203,9 @@ FINBACK_INLINE m32x16 first_lanes(int64_t n) {
 FINBACK_INLINE f32x16 select(m32x16 m, f32x16 a, f32x16 b) {
     return {_mm256_blendv_ps(b.lo, a.lo, m.lo), _mm256_blendv_ps(b.hi, a.hi, m.hi)};
 }
-FINBACK_INLINE i32x16 select(m32x16 m, i32x16 a, i32x16 b) { return as_bits(select(m, as_floats(a), as_floats(b))); }
+FINBACK_INLINE i32x16 select(m32x16 m, i32x16 a, i32x16 b) {
+    return as_bits(select(m, as_floats(a), as_floats(b)));
+}
 FINBACK_INLINE bool any(m32x16 m) { return _mm256_movemask_ps(_mm256_or_ps(m.lo, m.hi)) != 0; }
 
 // ---- across lanes
@@ -195,7 +215,8 @@ template <int H>
 FINBACK_INLINE f32x16 swap(f32x16 a) {
     if constexpr (H == 1) return {_mm256_permute_ps(a.lo, 0xB1), _mm256_permute_ps(a.hi, 0xB1)};
     if constexpr (H == 2) return {_mm256_permute_ps(a.lo, 0x4E), _mm256_permute_ps(a.hi, 0x4E)};
-    if constexpr (H == 4) return {_mm256_permute2f128_ps(a.lo, a.lo, 1), _mm256_permute2f128_ps(a.hi, a.hi, 1)};
+    if constexpr (H == 4)
+        return {_mm256_permute2f128_ps(a.lo, a.lo, 1), _mm256_permute2f128_ps(a.hi, a.hi, 1)};
     return {a.hi, a.lo};
 }
 // The sign of the lanes whose index has bit H set is turned.
@@ -203,8 +224,9 @@ template <int H>
 FINBACK_INLINE f32x16 flip(f32x16 a) {
     constexpr int s = INT32_MIN;
     if constexpr (H == 8) return {a.lo, _mm256_xor_ps(a.hi, _mm256_set1_ps(-0.0f))};
-    const __m256 sign = _mm256_castsi256_ps(_mm256_setr_epi32(0, H & 1 ? s : 0, H & 2 ? s : 0, H & 3 ? s : 0, H & 4 ? s : 0,
-                                                              H & 5 ? s : 0, H & 6 ? s : 0, H & 7 ? s : 0));
+    const __m256 sign =
+        _mm256_castsi256_ps(_mm256_setr_epi32(0, H & 1 ? s : 0, H & 2 ? s : 0, H & 3 ? s : 0, H & 4 ? s : 0,
+                                              H & 5 ? s : 0, H & 6 ? s : 0, H & 7 ? s : 0));
     return {_mm256_xor_ps(a.lo, sign), _mm256_xor_ps(a.hi, sign)};
 }
 
@@ -225,22 +247,23 @@ FINBACK_INLINE float max16(f32x16 l) {
 
 // ---- FP4 codes as bytes, for the indexer. A quad group is [16 lanes][4 bytes].
 
-// words: 16 lanes of 4 code bytes (8 channels). Even channels (low nibbles) and odd ones each become a quad group of doubled
-// values: value * 2 + 12 = 0 .. 24, so that the group is unsigned.
+// words: 16 lanes of 4 code bytes (8 channels). Even channels (low nibbles) and odd ones each become a quad
+// group of doubled values: value * 2 + 12 = 0 .. 24, so that the group is unsigned.
 FINBACK_INLINE void quads_of_codes(const uint8_t* words, uint8_t* even, uint8_t* odd) {
     const __m256i value = _mm256_setr_epi8(12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0,  //
                                            12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0);
     const __m256i nibble = _mm256_set1_epi8(15);
     for (int half = 0; half < 64; half += 32) {
         const __m256i x = load256(words + half);
-        const __m256i low = _mm256_and_si256(x, nibble), high = _mm256_and_si256(_mm256_srli_epi16(x, 4), nibble);
+        const __m256i low = _mm256_and_si256(x, nibble),
+                      high = _mm256_and_si256(_mm256_srli_epi16(x, 4), nibble);
         _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(even + half), _mm256_shuffle_epi8(value, low));
         _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(odd + half), _mm256_shuffle_epi8(value, high));
     }
 }
 
-// sum over `groups` (at most 8) quad groups: lane i gets sum of quads[g][i][b] * q[g][b], b < 4. Exact: a pair of products is
-// at most 2 * 24 * 12, eight of them 4608, far inside 16 bits.
+// sum over `groups` (at most 8) quad groups: lane i gets sum of quads[g][i][b] * q[g][b], b < 4. Exact: a
+// pair of products is at most 2 * 24 * 12, eight of them 4608, far inside 16 bits.
 FINBACK_INLINE i32x16 quad_dot(const uint8_t* quads, const int8_t* q, int groups) {
     __m256i lo = _mm256_setzero_si256(), hi = lo;
     for (int g = 0; g < groups; ++g) {

@@ -1,9 +1,11 @@
-// Sixteen f32 lanes for the scalar level: arrays and plain loops, which the compiler may vectorise at the baseline because
-// lanes never meet except where a name says so. Owns the lane type and the few operations the shared kernels
-// (math.inl, float_ops.inl, ...) are written in; vec_avx2.h offers the same names and the same bits. Refuses arithmetic of
-// its own: every function here is one IEEE operation a lane, an exact integer, or a movement of bits.
+// Sixteen f32 lanes for the scalar level: arrays and plain loops, which the compiler may vectorise at the
+// baseline because lanes never meet except where a name says so. Owns the lane type and the few operations
+// the shared kernels (math.inl, float_ops.inl, ...) are written in; vec_avx2.h offers the same names and the
+// same bits. Refuses arithmetic of its own: every function here is one IEEE operation a lane, an exact
+// integer, or a movement of bits.
 //
-// Everything is in an anonymous namespace, so this unit shares no symbol with a unit of another instruction set.
+// Everything is in an anonymous namespace, so this unit shares no symbol with a unit of another instruction
+// set.
 #pragma once
 #include <cstdint>
 #include <cstring>
@@ -31,9 +33,9 @@ using Part = f32x16;
 constexpr int kParts = 1, kPartLanes = 16;
 
 // Applies `expression` (in terms of i) to each lane of a fresh value of type T.
-#define FINBACK_LANES(T, expression)                            \
-    T result;                                                   \
-    for (int i = 0; i < 16; ++i) result.v[i] = (expression);    \
+#define FINBACK_LANES(T, expression)                         \
+    T result;                                                \
+    for (int i = 0; i < 16; ++i) result.v[i] = (expression); \
     return result
 
 FINBACK_INLINE uint32_t bits_of(float x) { return __builtin_bit_cast(uint32_t, x); }
@@ -75,7 +77,8 @@ FINBACK_INLINE f32x16 load_e4m3(const uint8_t* p) {
     f32x16 x;
     for (int i = 0; i < 16; ++i) {
         const uint32_t code = p[i] & 127u;
-        const float magnitude = code < 8 ? static_cast<float>(code) * 0x1p-9f : float_of((code << 20) + (120u << 23));
+        const float magnitude =
+            code < 8 ? static_cast<float>(code) * 0x1p-9f : float_of((code << 20) + (120u << 23));
         x.v[i] = float_of(bits_of(magnitude) | (p[i] & 128u) << 24);
     }
     return x;
@@ -130,7 +133,8 @@ FINBACK_INLINE i32x16 shift_right(i32x16 a) {  // zeros come in from the left
 }
 FINBACK_INLINE f32x16 to_floats(i32x16 a) { FINBACK_LANES(f32x16, static_cast<float>(a.v[i])); }
 
-// Nearest even integer for |x| < 2^22; any value beyond. Adding 1.5 * 2^23 leaves the integer in the low bits.
+// Nearest even integer for |x| < 2^22; any value beyond. Adding 1.5 * 2^23 leaves the integer in the low
+// bits.
 FINBACK_INLINE i32x16 rint_to_int(f32x16 a) {
     FINBACK_LANES(i32x16, wrapped(bits_of(a.v[i] + 0x1.8p23f) - 0x4B400000u));
 }
@@ -140,8 +144,12 @@ FINBACK_INLINE i32x16 rint_to_int(f32x16 a) {
 FINBACK_INLINE m32x16 less(f32x16 a, f32x16 b) { FINBACK_LANES(m32x16, a.v[i] < b.v[i] ? ~0u : 0u); }
 FINBACK_INLINE m32x16 less(i32x16 a, i32x16 b) { FINBACK_LANES(m32x16, a.v[i] < b.v[i] ? ~0u : 0u); }
 FINBACK_INLINE m32x16 first_lanes(int64_t n) { FINBACK_LANES(m32x16, i < n ? ~0u : 0u); }
-FINBACK_INLINE f32x16 select(m32x16 m, f32x16 a, f32x16 b) { FINBACK_LANES(f32x16, m.v[i] ? a.v[i] : b.v[i]); }
-FINBACK_INLINE i32x16 select(m32x16 m, i32x16 a, i32x16 b) { FINBACK_LANES(i32x16, m.v[i] ? a.v[i] : b.v[i]); }
+FINBACK_INLINE f32x16 select(m32x16 m, f32x16 a, f32x16 b) {
+    FINBACK_LANES(f32x16, m.v[i] ? a.v[i] : b.v[i]);
+}
+FINBACK_INLINE i32x16 select(m32x16 m, i32x16 a, i32x16 b) {
+    FINBACK_LANES(i32x16, m.v[i] ? a.v[i] : b.v[i]);
+}
 FINBACK_INLINE bool any(m32x16 m) {
     uint32_t all = 0;
     for (int i = 0; i < 16; ++i) all |= m.v[i];
@@ -152,7 +160,9 @@ FINBACK_INLINE bool any(m32x16 m) {
 
 // Lane i receives lane i ^ H, for H = 1, 2, 4, 8.
 template <int H>
-FINBACK_INLINE f32x16 swap(f32x16 a) { FINBACK_LANES(f32x16, a.v[i ^ H]); }
+FINBACK_INLINE f32x16 swap(f32x16 a) {
+    FINBACK_LANES(f32x16, a.v[i ^ H]);
+}
 // The sign of the lanes whose index has bit H set is turned.
 template <int H>
 FINBACK_INLINE f32x16 flip(f32x16 a) {
@@ -174,8 +184,8 @@ FINBACK_INLINE float max16(f32x16 l) {
 
 // ---- FP4 codes as bytes, for the indexer. A quad group is [16 lanes][4 bytes].
 
-// words: 16 lanes of 4 code bytes (8 channels). Even channels (low nibbles) and odd ones each become a quad group of doubled
-// values: value * 2 + 12 = 0 .. 24, so that the group is unsigned.
+// words: 16 lanes of 4 code bytes (8 channels). Even channels (low nibbles) and odd ones each become a quad
+// group of doubled values: value * 2 + 12 = 0 .. 24, so that the group is unsigned.
 FINBACK_INLINE void quads_of_codes(const uint8_t* words, uint8_t* even, uint8_t* odd) {
     constexpr uint8_t kValue[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
     for (int i = 0; i < 64; ++i) even[i] = kValue[words[i] & 15], odd[i] = kValue[words[i] >> 4];

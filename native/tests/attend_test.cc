@@ -64,6 +64,17 @@ struct World {
     std::vector<float> q;
 };
 
+// Another sequence with the same history: its own frontier, the same pages.
+struct Fork {
+    explicit Fork(const World& w)
+        : frontier(w.owner.sequence.frontier, w.owner.sequence.frontier + w.layout.frontier_bytes),
+          sequence(w.owner.sequence) {
+        sequence.frontier = frontier.data();
+    }
+    std::vector<uint8_t> frontier;
+    Sequence sequence;
+};
+
 class Runner {
   public:
     Runner(const Table& table, const World& w, int32_t rows, int threads)
@@ -85,11 +96,12 @@ class Runner {
         World* w;
         int64_t pos0;
         int32_t n;
+        Sequence* fork = nullptr;  // instead of the world's own
     };
     // Runs the pieces as one step and checks every output row.
     void step(const std::vector<Piece>& pieces) {
         std::vector<Part> parts;
-        for (const Piece& p : pieces) parts.push_back({&p.w->owner.sequence, p.pos0, p.n});
+        for (const Piece& p : pieces) parts.push_back({p.fork ? p.fork : &p.w->owner.sequence, p.pos0, p.n});
         const Batch batch = make_batch(parts);
         run(table_, *make_rotary(rotary_, frequencies(2 * kPairs)), batch, threads_);
         for (size_t s = 0; s < pieces.size(); s++) {
@@ -178,10 +190,14 @@ void check_long(const Table& table, int threads) {
     runner.step({{&w, 17600, 1}});
     runner.step({{&w, 17601, 100}});
     runner.step({{&w, 17701, 3}});
-    // Many sequences of one row each need more slots than there are; they may be one sequence, for rows are
-    // only read.
+    // Many sequences of one row each need more slots than there are. They share pages, as sequences with one
+    // prefix do.
+    std::vector<std::unique_ptr<Fork>> forks;
     std::vector<Runner::Piece> pieces;
-    for (int i = 0; i < 60; i++) pieces.push_back({&w, 17704, 1});
+    for (int i = 0; i < 60; i++) {
+        forks.push_back(std::make_unique<Fork>(w));
+        pieces.push_back({&w, 17704, 1, &forks.back()->sequence});
+    }
     runner.step(pieces);
 }
 

@@ -1,10 +1,10 @@
-// finback_tests [NAME ...]: what Python cannot reach of the native operations, on every instruction set this
-// machine runs. Without names all tests run. Prints a line per test and level, and exits with 1 if a check
-// failed.
+// finback_tests [NAME ...] | --list: what Python cannot reach of the native operations, on every instruction
+// set this machine runs. Without names all tests run. Prints a line per test and level, and exits with 1 if a
+// check failed, 2 if there is no such test.
 //
 // Built by the option FINBACK_TESTS; with both sanitizers:
-//     cmake -S . -B build/sanitize -DFINBACK_TESTS=ON -DFINBACK_SANITIZE=ON && cmake --build build/sanitize
-//     -t finback_tests build/sanitize/finback_tests
+//     cmake -S . -B build/sanitize -DFINBACK_TESTS=ON -DFINBACK_SANITIZE=ON
+//     cmake --build build/sanitize -t finback_tests && build/sanitize/finback_tests
 #include <algorithm>
 
 #include "core/cpu.h"
@@ -40,6 +40,10 @@ constexpr Test kTests[] = {
 };
 
 int run_tests(const std::vector<std::string>& wanted) {
+    if (wanted == std::vector<std::string>{"--list"}) {
+        for (const Test& test : kTests) std::printf("%s\n", test.name);
+        return 0;
+    }
     for (const std::string& name : wanted) {
         if (std::none_of(std::begin(kTests), std::end(kTests),
                          [&](const Test& t) { return name == t.name; })) {

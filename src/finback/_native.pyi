@@ -1,4 +1,5 @@
-"""Types of the native extension (native/bind/). Kept by hand; tests/core/test_stub.py compares it with the module."""
+"""Types of the native extension (native/bind/). Kept by hand; tests/core/test_stub.py compares it with the
+module."""
 
 from collections.abc import Sequence as List
 from enum import Enum
@@ -90,6 +91,7 @@ class Matrix:
         scale_kind: ScaleKind = ...,
         block_rows: int = 0,
         block_cols: int = 0,
+        row_stride: int = 0,
     ) -> None: ...
     @property
     def format(self) -> Format: ...

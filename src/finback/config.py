@@ -58,7 +58,7 @@ REALS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
     {
         # Lowest and highest value, both allowed; never NaN or infinite.
         "routed_scaling_factor": (1e-6, 1e6),
-        "swiglu_limit": (0.0, 1e6),
+        "swiglu_limit": (0.0, 1e6),  # 0: no clamp (docs/exactness.md section 13)
         "hc_eps": (1e-30, 0.1),
         "rms_norm_eps": (1e-30, 0.1),
         "theta": (1.001, 1e12),

@@ -1,9 +1,10 @@
 """What this machine lets this process use: CPUs, CPU quota, memory.
 
-Owns reading `/proc` and `/sys`: control groups of version 1 and 2 (nested ones count, the tightest wins), the affinity
-mask, which logical CPUs share a core. Every function takes the root of the file system, so that a test can build a
-machine out of files. Refuses to decide anything: settings.py chooses threads, weights/ledger.py a budget. A file that is
-missing or unreadable sets no limit: that is how systems without control groups look.
+Owns reading `/proc` and `/sys`: control groups of version 1 and 2 (nested ones count, the tightest wins),
+the affinity mask, which logical CPUs share a core. Every function takes the root of the file system, so
+that a test can build a machine out of files. Refuses to decide anything: settings.py chooses threads,
+weights/ledger.py a budget. A file that is missing or unreadable sets no limit: that is how systems without
+control groups look.
 """
 
 from __future__ import annotations
@@ -25,12 +26,14 @@ class Limit:
     source: str
 
 
-# ---- control groups -------------------------------------------------------------------------------------------------
+# ---- control groups
+# -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """A mounted hierarchy: the group that appears at `point`, and its controllers (none listed: version 2)."""
+    """A mounted hierarchy: the group that appears at `point`, and its controllers (none listed: version
+    2)."""
 
     group: str
     point: str
@@ -75,8 +78,9 @@ def _groups(root: Path, controller: str) -> Iterator[tuple[int, str]]:
 def _folders(root: Path, controller: str) -> Iterator[tuple[int, Path]]:
     """Folders of the process's groups, innermost first, up to the mount point.
 
-    In a container the mount may show a group below the top (`_Mount.group`), and the process's path may start there,
-    lie above it (".."), or not be visible at all; then the mount point itself is the innermost group we can see.
+    In a container the mount may show a group below the top (`_Mount.group`), and the process's path may
+    start there, lie above it (".."), or not be visible at all; then the mount point itself is the innermost
+    group we can see.
     """
     mounts = list(_mounts(root))
     for version, path in _groups(root, controller):
@@ -126,7 +130,8 @@ def cpu_quota(root: Path = ROOT) -> Limit | None:
 
 
 def memory_limit(root: Path = ROOT) -> Limit | None:
-    """Bytes that control groups allow; None: no limit. `memory.high`, which slows a process down, counts too."""
+    """Bytes that control groups allow; None: no limit. `memory.high`, which slows a process down, counts
+    too."""
     found = []
     for version, folder in _folders(root, "memory"):
         for name in ("memory.max", "memory.high") if version == 2 else ("memory.limit_in_bytes",):
@@ -136,7 +141,8 @@ def memory_limit(root: Path = ROOT) -> Limit | None:
     return _tightest(found)
 
 
-# ---- the machine itself ---------------------------------------------------------------------------------------------
+# ---- the machine itself
+# ---------------------------------------------------------------------------------------------
 
 
 def total_memory(root: Path = ROOT) -> int:
@@ -164,7 +170,8 @@ def online_cpus(root: Path = ROOT) -> int | None:
 
 
 def physical_cores(cpus: Collection[int], root: Path = ROOT) -> int:
-    """Cores behind these logical CPUs. CPUs that list the same siblings share one; one that lists none is its own."""
+    """Cores behind these logical CPUs. CPUs that list the same siblings share one; one that lists none is
+    its own."""
     cores = set()
     for cpu in cpus:
         topology = root / f"sys/devices/system/cpu/cpu{cpu}/topology"

@@ -1,8 +1,9 @@
-"""The one door to the native core: what `finback._native` offers, and the sentences for what can go wrong in it.
+"""The one door to the native core: what `finback._native` offers, and the sentences for what can go wrong
+in it.
 
-Owns turning native results into errors of finback's hierarchy, and stopping runs before the interpreter goes away.
-Refuses, in one sentence with the remedy, to go on without the extension: there is no slower substitute for it. No other
-module imports `finback._native`.
+Owns turning native results into errors of finback's hierarchy, and stopping runs before the interpreter
+goes away. Refuses, in one sentence with the remedy, to go on without the extension: there is no slower
+substitute for it. No other module imports `finback._native`.
 """
 
 from __future__ import annotations
@@ -100,11 +101,13 @@ __all__ = [
     "start_program",
 ]
 
-# A thread that is inside a run when the interpreter is finalised would abort the process (native/bind/program.cc).
+# A thread that is inside a run when the interpreter is finalised would abort the process
+# (native/bind/program.cc).
 atexit.register(_native.close_runs)
 
 
-# ---- instruction sets -----------------------------------------------------------------------------------------------
+# ---- instruction sets
+# -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +127,8 @@ def levels() -> list[Level]:
 def select_level(isa: str | None) -> str:
     """The name of the level to use: the one asked for, or the best this machine supports.
 
-    RequestError for a name this build does not have; PlatformError for one this machine cannot run, with what it lacks.
+    RequestError for a name this build does not have; PlatformError for one this machine cannot run, with
+    what it lacks.
     """
     known = levels()
     if isa is None or isa == "auto":
@@ -134,13 +138,16 @@ def select_level(isa: str | None) -> str:
             continue
         if level.supported:
             return isa
-        raise PlatformError(f"isa is {isa!r}, which this machine cannot run: it lacks {level.missing}; leave isa unset")
+        raise PlatformError(
+            f"isa is {isa!r}, which this machine cannot run: it lacks {level.missing}; leave isa unset"
+        )
     names = ", ".join(level.name for level in known)
     raise RequestError(f"isa is {shown(isa)}; levels of this build are {names}, or leave it unset")
 
 
 def kernel_functions(level: str) -> list[dict[str, str]]:
-    """What serves each operation and format at a level, as rows with the keys op, format, level and function."""
+    """What serves each operation and format at a level, as rows with the keys op, format, level and
+    function."""
     return [
         {"op": op, "format": format, "level": name, "function": f"{address:#x}" if address else "none"}
         for name, op, format, address in _native.kernel_table()
@@ -148,21 +155,24 @@ def kernel_functions(level: str) -> list[dict[str, str]]:
     ]
 
 
-# ---- memory ---------------------------------------------------------------------------------------------------------
+# ---- memory
+# ---------------------------------------------------------------------------------------------------------
 
 
 def buffer_size(size: int) -> int:
-    """Bytes that a buffer of `size` bytes really takes: whole pages of the system. What the ledger is charged."""
+    """Bytes that a buffer of `size` bytes really takes: whole pages of the system. What the ledger is
+    charged."""
     return -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
 def allocate(size: int, purpose: str) -> Buffer:
-    """Zeroed memory. MemoryBudgetError naming the purpose if the system refuses it, whatever the budget says."""
+    """Zeroed memory. MemoryBudgetError naming the purpose if the system refuses it, whatever the budget
+    says."""
     try:
         return Buffer(size)
     except MemoryError:
         raise MemoryBudgetError(
-            f"the system refuses {size} bytes for {purpose}; close other programs or lower memory= or context=",
+            f"the system refuses {size} bytes for {purpose}; close other programs or lower context=",
             needed=size,
             budget=size,
         ) from None
@@ -176,7 +186,8 @@ def map_file(path: str) -> FileMap:
         raise ModelFileError(path, f"{error}; give a readable model file") from None
 
 
-# ---- programs -------------------------------------------------------------------------------------------------------
+# ---- programs
+# -------------------------------------------------------------------------------------------------------
 
 
 def start_program(
@@ -190,24 +201,28 @@ def start_program(
     arena: Buffer,
     layout: KvLayout,
 ) -> Program:
-    """An empty program over an arena. Starts the threads it will run on: PlatformError if the system refuses them."""
+    """An empty program over an arena. Starts the threads it will run on: PlatformError if the system
+    refuses them."""
     try:
         return Program(isa, threads, max_rows, max_logit_rows, max_context, vocab, arena, layout)
     except OSError as error:
         raise PlatformError(
-            f"the system refuses {threads} threads ({error}); load with fewer threads= or raise the limit (ulimit -u)"
+            f"the system refuses {threads} threads ({error}); load with fewer threads= "
+            f"or raise the limit (ulimit -u)"
         ) from None
 
 
 def run(program: Program, batch: Batch) -> None:
     """Replays a program over a batch, without the GIL.
 
-    Ctrl-C raises KeyboardInterrupt if this is Python's main thread; the cache rows of the batch are undefined then.
+    Ctrl-C raises KeyboardInterrupt if this is Python's main thread; the cache rows of the batch are
+    undefined then.
 
     Raises:
         ModelFileError: a mapped file was cut or written to since it was loaded. Nothing was computed.
         NumericError: rows hold values that are not finite; `rows` lists them, all other rows are good.
-        EngineStateError: this is a forked child of the process that loaded the model, or the interpreter is going away.
+        EngineStateError: this is a forked child of the process that loaded the model, or the interpreter is
+        going away.
     """
     changed = program.changed_file()
     if changed is not None:
@@ -218,7 +233,9 @@ def run(program: Program, batch: Batch) -> None:
     if result is _native.RunResult.FORKED:
         raise forked()
     if result is _native.RunResult.INTERRUPTED:
-        raise EngineStateError("the interpreter is shutting down; finish threads that use an engine before the program ends")
+        raise EngineStateError(
+            "the interpreter is shutting down; finish threads that use an engine before the program ends"
+        )
     row = bad_rows[0]
     raise NumericError(
         f"row {row} of the step, at position {batch.position_of(row)}, holds a value that is not finite; "
@@ -230,5 +247,6 @@ def run(program: Program, batch: Batch) -> None:
 def forked() -> EngineStateError:
     """The error of a model that is used in a forked child of the process that loaded it."""
     return EngineStateError(
-        "this process was forked from the one that loaded the model, and threads do not survive a fork; load after fork"
+        "this process was forked from the one that loaded the model, and threads do not survive a fork; "
+        "load after fork"
     )

@@ -1,8 +1,9 @@
 """Environment variables, all of them, and what they and the machine say about threads.
 
-The only reader of the environment: each variable is listed with its meaning, its default and the reason it exists, and
-`finback doctor` prints the list. Owns the default number of threads. Refuses a value it does not understand, naming the
-variable, rather than going on without it; an explicit argument always wins over a variable.
+The only reader of the environment: each variable is listed with its meaning, its default and the reason it
+exists, and `finback doctor` prints the list. Owns the default number of threads. Refuses a value it does
+not understand, naming the variable, rather than going on without it; an explicit argument always wins over
+a variable.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Environment = Mapping[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """An environment variable: its meaning, what holds without it, why it exists, and its value now (None: not set)."""
+    """An environment variable: its meaning, what holds without it, why it exists, and its value now (None:
+    not set)."""
 
     name: str
     meaning: str
@@ -90,7 +92,8 @@ def cache_folder(environment: Environment | None = None) -> Path:
     return (base if base.is_absolute() else Path.home() / ".cache") / "finback"
 
 
-# ---- threads --------------------------------------------------------------------------------------------------------
+# ---- threads
+# --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +108,10 @@ def choose_threads(allowed: int, cores: int, online: int | None, quota: machine.
     """The default number of threads, from numbers alone.
 
     Args:
-        allowed: logical CPUs in the affinity mask.
-        cores: physical cores behind them. Two threads of a core share its arithmetic units and gain nothing here.
-        online: logical CPUs of the machine, if known; only for the reason.
-        quota: CPUs' worth of time. It is rounded down: threads beyond it spend the quota waiting for each other, and
+        allowed: logical CPUs in the affinity mask. cores: physical cores behind them. Two threads of a core
+        share its arithmetic units and gain nothing here. online: logical CPUs of the machine, if known;
+        only for the reason. quota: CPUs' worth of time. It is rounded down: threads beyond it spend the
+        quota waiting for each other, and
             then all of them are stopped for the rest of the period.
     """
     if quota is not None and quota.value < cores:
@@ -130,13 +133,15 @@ def default_threads(
 ) -> ThreadChoice:
     """How many threads to use when nobody says: FINBACK_THREADS, else what this process may use.
 
-    `root` and `allowed` (the affinity mask) replace the real machine in tests. RequestError for a FINBACK_THREADS that
-    is not a whole number from 1 to 1024.
+    `root` and `allowed` (the affinity mask) replace the real machine in tests. RequestError for a
+    FINBACK_THREADS that is not a whole number from 1 to 1024.
     """
     value = _value("FINBACK_THREADS", environment)
     if value is not None:
         if not (value.isascii() and value.isdigit() and 1 <= int(value) <= MAX_THREADS):
-            raise RequestError(f"FINBACK_THREADS is {shown(value)}; set it to a number from 1 to {MAX_THREADS}, or unset it")
+            raise RequestError(
+                f"FINBACK_THREADS is {shown(value)}; set it to a number from 1 to {MAX_THREADS}, or unset it"
+            )
         return ThreadChoice(int(value), "FINBACK_THREADS")
     cpus = machine.allowed_cpus() if allowed is None else allowed
     cores = machine.physical_cores(cpus, root)

@@ -71,7 +71,7 @@ GGUF_NUMBERS: list[tuple[str, str, Any]] = [
     ("rope.scaling.original_context_length", "u32", 0),
     ("rope.scaling.yarn_beta_fast", "f32", 0.5),
     ("swiglu_clamp_exp", "[f32]", [10.0, 10.0, 7.0, 10.0, 10.0, 10.0]),
-    ("swiglu_clamp_exp", "f32", 0.0),
+    ("swiglu_clamp_exp", "f32", -0.5),
     ("nextn_predict_layers", "u32", 2**31),
 ]
 REQUIRED = sorted(
@@ -218,7 +218,7 @@ HF_NUMBERS: list[tuple[str, Any]] = [
     ("max_position_embeddings", 0),
     ("max_position_embeddings", 2**31),
     ("routed_scaling_factor", math.nan),
-    ("swiglu_limit", 0),
+    ("swiglu_limit", -1),
     ("rope_theta", 0),
     ("compress_rope_theta", math.nan),
     ("norm_topk_prob", 1),

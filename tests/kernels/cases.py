@@ -1,7 +1,8 @@
 """Arguments for every float kernel, from a seed and a size, and the digest of a level over them.
 
-Owns what counts as a hard input: zeros of both signs, subnormals, ties of every small format, large magnitudes, lengths that are no
-multiple of a vector. Refuses NaN and infinities (docs/exactness.md section 15), except the empty maximum of pooling.
+Owns what counts as a hard input: zeros of both signs, subnormals, ties of every small format, large
+magnitudes, lengths that are no multiple of a vector. Refuses NaN and infinities (docs/exactness.md
+section 15), except the empty maximum of pooling.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-
-from finback import _native
 from tests.kernels import model
 
+from finback import _native
+
 kernels = _native.kernels
-LEVELS = [name for name, supported, _ in kernels.levels() if supported]
+LEVELS = [name for name, supported, _ in _native.levels() if supported]
 F = np.float32
 Generator = np.random.Generator
 Arguments = tuple[Any, ...]
@@ -97,7 +98,11 @@ BUILDERS: dict[str, Callable[[Generator, int], Arguments]] = {
     "collapse": lambda rng, n: (wild(rng, 1 + n % 8, n), plain(rng, 1 + n % 8)),
     "expand": lambda rng, n: (wild(rng, h := 1 + n % 8, n), wild(rng, n), plain(rng, h), plain(rng, h, h)),
     "add": lambda rng, n: (wild(rng, n), wild(rng, n)),
-    "rotate": lambda rng, n: (wild(rng, n), *turned(rng, int(rng.integers(0, n // 2 + 1))), bool(rng.integers(0, 2))),
+    "rotate": lambda rng, n: (
+        wild(rng, n),
+        *turned(rng, int(rng.integers(0, n // 2 + 1))),
+        bool(rng.integers(0, 2)),
+    ),
     "encode_row": row,
     "decode_cache_row": stored,
     "hadamard": lambda rng, n: (wild(rng, 1 << (n - 1).bit_length()),),
@@ -134,8 +139,11 @@ Runner = Callable[[str, str, Arguments], Any]
 
 
 def kernel_digest(level: str, runner: Runner = run) -> str:
-    """SHA-256 over (function, size, seed, result bytes) of every float kernel of a level. Two levels are interchangeable
-    when their digests are equal. `runner` stands between, so that a test can damage one result."""
+    """SHA-256 over (function, size, seed, result bytes) of every float kernel of a level.
+
+    Two levels are interchangeable when their digests are equal. `runner` stands between, so that a test can
+    damage one result.
+    """
     digest = hashlib.sha256()
     for name in sorted(BUILDERS):
         for size in (1, 16, 21, 64, 131):

@@ -1,8 +1,8 @@
 """docs/exactness.md sections 2, 3 and 7 to 14 in NumPy, byte for byte: what every kernel must compute.
 
-Owns a second, independent statement of the arithmetic: plain loops over lanes and lists, f32 operations of NumPy (one rounding
-each) and `fma32`. Functions that a kernel implements carry the kernel's name and take its arguments without the level. Refuses
-speed and cleverness: it is read next to the page.
+Owns a second, independent statement of the arithmetic: plain loops over lanes and lists, f32 operations of
+NumPy (one rounding each) and `fma32`. Functions that a kernel implements carry the kernel's name and take its
+arguments without the level. Refuses speed and cleverness: it is read next to the page.
 """
 
 from __future__ import annotations
@@ -20,8 +20,11 @@ Bytes = NDArray[np.uint8]
 
 
 def fma32(a: Floats, b: Floats, c: Floats) -> Floats:
-    """a * b + c rounded once. The product is exact in f64; the f64 sum is made odd where it is inexact, so that rounding it
-    to f32 sees on which side of a tie the exact value lies."""
+    """a * b + c rounded once.
+
+    The product is exact in f64; the f64 sum is made odd where it is inexact, so that rounding it to f32 sees
+    on which side of a tie the exact value lies.
+    """
     product = np.asarray(a, np.float64) * np.asarray(b, np.float64)
     addend = np.asarray(c, np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
@@ -34,11 +37,11 @@ def fma32(a: Floats, b: Floats, c: Floats) -> Floats:
         return odd.astype(F)
 
 
-def largest_of(a: Floats, b: Floats) -> Floats:
+def largest_of(a: Floats, b: Floats | np.float32) -> Floats:
     return np.where(a > b, a, b).astype(F)
 
 
-def smallest_of(a: Floats, b: Floats) -> Floats:
+def smallest_of(a: Floats, b: Floats | np.float32) -> Floats:
     return np.where(a < b, a, b).astype(F)
 
 
@@ -226,7 +229,9 @@ def _values(codes: int, mantissa: int, bias: int) -> Floats:
     out = []
     for code in range(codes):
         e, f = code >> mantissa, code & ((1 << mantissa) - 1)
-        out.append(f * 2.0 ** (1 - bias - mantissa) if e == 0 else (1 + f / (1 << mantissa)) * 2.0 ** (e - bias))
+        out.append(
+            f * 2.0 ** (1 - bias - mantissa) if e == 0 else (1 + f / (1 << mantissa)) * 2.0 ** (e - bias)
+        )
     return np.array(out, F)
 
 

@@ -31,7 +31,7 @@ from finback.text.messages import (
 from finback.text.render import JsonReply
 from finback.text.tokenizer import Tokenizer
 
-TINY_PATH = Path(__file__).parent / "data" / "tiny-tokenizer.json"
+TINY_PATH = Path(__file__).parents[2] / "examples" / "tiny-model" / "tokenizer.json"
 PUBLISHED_SHA256 = "8f9f37ca37fdc4f5fd36d5cf4d3b0e8392edb4e894fd10cc0d70b4957c8633cf"
 
 HOSTILE = (

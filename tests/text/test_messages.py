@@ -85,7 +85,7 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}
         (called({"function": {"name": ""}}), r"tool_calls\[0\].function.name is ''"),
         (called({"function": {"name": "f"}}), r"tool_calls\[0\].function.arguments is None"),
         (called({"id": 5, "function": {"name": "f", "arguments": ""}}), r"tool_calls\[0\].id is 5"),
-        (called({"function": {"name": "f", "arguments": {"x": math.nan}}}), r"arguments: nan has no JSON form"),
+        (called({"function": {"name": "f", "arguments": {"x": math.nan}}}), r"nan has no JSON form"),
         ({"role": "assistant", "content": "", "reasoning_content": 5}, r"\.reasoning_content is 5"),
         ({"role": "tool", "content": "x", "tool_call_id": 7}, r"messages\[1\].tool_call_id is 7"),
     ],
@@ -112,7 +112,8 @@ def test_continuation_is_asked_for_on_the_last_assistant_message():
 
 def test_tools():
     function = {"name": "ns::f", "description": None, "parameters": None, "strict": True}
-    assert tools_from_json([{"type": "function", "function": function}]) == [ToolDefinition("ns::f", None, {})]
+    declared = [{"type": "function", "function": function}]
+    assert tools_from_json(declared) == [ToolDefinition("ns::f", None, {})]
 
 
 @pytest.mark.parametrize(

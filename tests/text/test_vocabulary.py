@@ -75,7 +75,7 @@ def test_other_pipelines_are_unsupported():
         refused({**tokenizer_json(), field: value}, f"{field} is", UnsupportedModelError)
     source = tokenizer_json()
     source["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = r"(\p{N}+)+$"
-    refused(source, "pre_tokenizer is .*knows deepseek-v3", UnsupportedModelError)
+    refused(source, "pre_tokenizer is .*knows DeepSeek.s three splits", UnsupportedModelError)
 
 
 @pytest.mark.parametrize("value", [-1, 1 << 40, 5000, 1.5, "7", None, True, [0]])
@@ -217,3 +217,21 @@ def test_the_byte_alphabet_is_one_character_a_byte():
     assert vocabulary.BYTE_ALPHABET[ord("A")] == "A"
     assert vocabulary.BYTE_ALPHABET[ord(" ")] == "Ġ"
     assert vocabulary.BYTE_ALPHABET[ord("\n")] == "Ċ"
+
+
+@pytest.mark.parametrize("use_regex", [False, True])
+def test_small_byte_level_tokenizers_are_read(use_regex: bool) -> None:
+    """What the `tokenizers` library writes for small models: the byte mapping, with or without GPT-2's expression."""
+    import json
+
+    from tokenizers import Tokenizer as Library
+
+    from finback.text.tokenizer import Tokenizer
+    from tests.tiny import tokenizer
+
+    text = json.dumps(tokenizer() | {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False,
+                                                       "trim_offsets": True, "use_regex": use_regex}})  # fmt: skip
+    ours, library = Tokenizer.from_bytes(text.encode()), Library.from_str(text)
+    for sample in ("", "a", "Don't stop  at\n\n 42 signs!?", "é漢\U0001f40b" * 20, "x" * 70000, "\n" * 70000):
+        assert ours.encode(sample) == library.encode(sample, add_special_tokens=False).ids
+        assert ours.decode(ours.encode(sample)) == sample

@@ -31,7 +31,7 @@ PATH = Path("model/config.json")
         ("qk_rope_head_dim", 9), ("qk_rope_head_dim", 64), ("o_groups", 3), ("hc_mult", 9),
         ("hc_sinkhorn_iters", 1001), ("index_head_dim", 24), ("index_head_dim", 4), ("num_experts_per_tok", 9),
         ("n_shared_experts", 2), ("sliding_window", 0), ("rms_norm_eps", 0.0), ("rms_norm_eps", math.nan),
-        ("hc_eps", -1.0), ("routed_scaling_factor", math.inf), ("swiglu_limit", 0.0),
+        ("hc_eps", -1.0), ("routed_scaling_factor", math.inf), ("swiglu_limit", -1.0),
         ("max_position_embeddings", 1 << 21), ("bos_token_id", TINY.vocab_size), ("pad_token_id", -1),
         ("layers", ()), ("layers", TINY.layers[1:]), ("mtp_layers", TINY.layers[:1]),
     ],

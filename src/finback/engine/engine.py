@@ -26,7 +26,8 @@ from finback.text.utf8 import Utf8Decoder
 
 if TYPE_CHECKING:
     from finback.config import ModelConfig
-    from finback.ops.native import Listed, NativeModel
+    from finback.ops.native import Listed
+    from finback.ops.select import Model
     from finback.text.tokenizer import Tokenizer
     from finback.weights.checkpoint import OpenedCheckpoint
     from finback.weights.ledger import Ledger
@@ -41,7 +42,7 @@ class Engine:
     def __init__(
         self,
         checkpoint: OpenedCheckpoint,
-        model: NativeModel,
+        model: Model,
         ledger: Ledger,
         *,
         context: int,

@@ -12,7 +12,7 @@ from finback import native
 from finback.engine.engine import Engine
 from finback.errors import ModelFileError, RequestError, shown
 from finback.models.registry import architecture_of
-from finback.ops.native import MAX_LOGIT_ROWS, NativeModel
+from finback.ops.select import MAX_LOGIT_ROWS, open_model
 from finback.settings import default_threads, forced_isa
 from finback.text.tokenizer import Tokenizer
 from finback.weights.checkpoint import GgufVocabulary, OpenedCheckpoint, open_checkpoint
@@ -65,7 +65,7 @@ def load(
     checkpoint = open_checkpoint(path, cache_rounding=cache_rounding is not False)
     limit = checkpoint.config.max_position_embeddings
     tokens = min(DEFAULT_CONTEXT, limit) if context is None else _within("context", context, 1, limit)
-    model = NativeModel(
+    model = open_model(
         checkpoint,
         ledger,
         architecture_of(checkpoint.config),

@@ -18,7 +18,7 @@ from finback.errors import EngineStateError, MemoryBudgetError, RequestError, sh
 
 if TYPE_CHECKING:
     from finback.engine.engine import Engine
-    from finback.kv.pages import FrontierCopy
+    from finback.ops.select import Copy
 
 CHECKPOINT_SPACING = 2048
 """Tokens between automatic checkpoints: a multiple of 128, where compressor groups are closed. A checkpoint of V4-Flash
@@ -39,7 +39,7 @@ class Session:
         self._engine = engine
         self._state = engine._model.new_sequence()
         self._tokens: list[int] = []
-        self._checkpoints: list[tuple[int, FrontierCopy]] = []  # (length, copy), lengths ascending
+        self._checkpoints: list[tuple[int, Copy]] = []  # (length, copy), lengths ascending
         self._logits: npt.NDArray[np.float32] | None = None  # of the last token; None: must be computed again
         self._good = 0  # tokens whose cache rows are valid; less than the list after an interrupted step
         self._closed = False

@@ -1,8 +1,8 @@
 """What a sequence holds, in bytes: where every ring, open group and compressed row lies.
 
-Owns the numbers that the native operations read (native/kv.h) and the formulas of docs/memory.md. Refuses nothing: a
-configuration was checked before it came here. Sources: docs/architecture.md section 5, docs/exactness.md sections 9, 10;
-spec section 4.
+Owns the numbers that the native operations read (native/kv.h) and the formulas of docs/memory.md. Refuses
+nothing: a configuration was checked before it came here. Sources: docs/architecture.md section 5,
+docs/exactness.md sections 9, 10; spec section 4.
 
 A row of d channels takes
 
@@ -132,13 +132,26 @@ def plan_layout(config: ModelConfig, *, cache_rounding: bool, max_draft: int) ->
     span = page_span_of(sorted({layer.ratio for layer in layers if layer.ratio}))
     frontier, page = _Space(), _Space()
     spans = tuple(_layer(layer, config, cache_rounding, max_draft, span, frontier, page) for layer in layers)
-    numbers = (config.sliding_window, config.sliding_window + max_draft, max_draft + 1, span, frontier.size, page.size)
+    numbers = (
+        config.sliding_window,
+        config.sliding_window + max_draft,
+        max_draft + 1,
+        span,
+        frontier.size,
+        page.size,
+    )
     handle = native.KvLayout([_native_layer(layer, span) for layer in spans], *numbers)
     return Layout(spans, config.sliding_window, max_draft, span, frontier.size, page.size, handle)
 
 
 def _layer(
-    layer: LayerConfig, config: ModelConfig, rounded: bool, max_draft: int, span: int, frontier: _Space, page: _Space
+    layer: LayerConfig,
+    config: ModelConfig,
+    rounded: bool,
+    max_draft: int,
+    span: int,
+    frontier: _Space,
+    page: _Space,
 ) -> LayerSpan:
     row = Row(config.head_dim, config.qk_rope_head_dim, rounded)
     overlapped = layer.kind == "csa"

@@ -1,9 +1,10 @@
 """Memory of sequences: pages from one pool, a frontier for each, and copies of frontiers to come back to.
 
-Owns which page belongs to whom, the length of a sequence and how far it can be taken back (docs/architecture.md section
-5). Refuses to allocate what the ledger does not grant, before anything changes, and to guess: a rewind that the rings do
-not cover is an error that says what is possible. Rows past a sequence's length stay where they are and are overwritten
-by the tokens that come next. Pages are not shared between sequences.
+Owns which page belongs to whom, the length of a sequence and how far it can be taken back
+(docs/architecture.md section 5). Refuses to allocate what the ledger does not grant, before anything
+changes, and to guess: a rewind that the rings do not cover is an error that says what is possible. Rows
+past a sequence's length stay where they are and are overwritten by the tokens that come next. Pages are not
+shared between sequences.
 """
 
 from __future__ import annotations
@@ -16,15 +17,16 @@ from finback.errors import EngineStateError, MemoryBudgetError, RequestError
 from finback.kv.layout import Layout
 
 SLAB_BYTES = 8 << 20
-"""Pages are allocated in slabs. Each new one doubles what the pool holds, up to about this size: large enough for 2 MB
-pages of the system, small enough not to hoard."""
+"""Pages are allocated in slabs. Each new one doubles what the pool holds, up to about this size: large
+enough for 2 MB pages of the system, small enough not to hoard."""
 
 
 class Account(Protocol):
     """Who grants memory: the ledger (weights/ledger.py)."""
 
     def reserve(self, name: str, size: int) -> None:
-        """Promise `size` bytes to the entry `name`; MemoryBudgetError, with nothing changed, if they do not fit."""
+        """Promise `size` bytes to the entry `name`; MemoryBudgetError, with nothing changed, if they do not
+        fit."""
 
     def release(self, name: str, size: int) -> None:
         """Take the promise back."""
@@ -73,7 +75,8 @@ class PagePool:
         return taken
 
     def _grow(self, missing: int) -> None:
-        """At least `missing` more free pages, and as many as the pool has, or just `missing` if only they fit the budget."""
+        """At least `missing` more free pages, and as many as the pool has, or just `missing` if only they
+        fit the budget."""
         count = max(missing, min(self._slab_pages, sum(slab.pages for slab in self._slabs)))
         size = native.buffer_size(count * self._stride)
         try:
@@ -102,7 +105,8 @@ class PagePool:
 
 
 class FrontierCopy:
-    """A copy of a frontier at a length: a point that a sequence can come back to. Release it when it is not needed."""
+    """A copy of a frontier at a length: a point that a sequence can come back to. Release it when it is not
+    needed."""
 
     def __init__(self, length: int, reach: int, buffer: native.Buffer, account: Account) -> None:
         self.length, self.reach = length, reach
@@ -124,12 +128,15 @@ class FrontierCopy:
 
 
 class SequenceState:
-    """What one sequence holds. `length` is the number of tokens computed; rows and rings beyond it mean nothing."""
+    """What one sequence holds. `length` is the number of tokens computed; rows and rings beyond it mean
+    nothing."""
 
     def __init__(self, pool: PagePool, account: Account) -> None:
         self._pool, self._account, self._layout = pool, account, pool.layout
         self._pages: list[Page] = []
-        self._frontier: native.Buffer | None = _reserved_buffer(account, "frontiers", self._layout.frontier_bytes)
+        self._frontier: native.Buffer | None = _reserved_buffer(
+            account, "frontiers", self._layout.frontier_bytes
+        )
         self._handle = native.Sequence(self._layout.handle, self._frontier, 0)
         self.length = 0
         self._reach = 0  # the shortest length but 0 that the rings still cover
@@ -160,11 +167,13 @@ class SequenceState:
     # ---- going back
 
     def can_rewind(self, length: int) -> bool:
-        """Whether `rewind(length)` would work: to 0, or to a length whose window and open groups the rings still hold."""
+        """Whether `rewind(length)` would work: to 0, or to a length whose window and open groups the rings
+        still hold."""
         return length == 0 or self._reach <= length <= self.length
 
     def rewind(self, length: int) -> None:
-        """Forget the tokens after the first `length`. RequestError, saying what is possible, if the rings are too short."""
+        """Forget the tokens after the first `length`. RequestError, saying what is possible, if the rings
+        are too short."""
         self._check_open()
         if not self.can_rewind(length):
             raise RequestError(
@@ -187,12 +196,13 @@ class SequenceState:
         return FrontierCopy(self.length, self._reach, copy, self._account)
 
     def restore(self, copy: FrontierCopy) -> None:
-        """Come back to a checkpoint of this sequence. The compressed rows below its length must still be those of its
-        tokens: nothing else may have been computed below that length since."""
+        """Come back to a checkpoint of this sequence. The compressed rows below its length must still be
+        those of its tokens: nothing else may have been computed below that length since."""
         frontier = self._check_open()
         if self._layout.pages_for(copy.length) > len(self._pages):
             raise EngineStateError(
-                f"a checkpoint at {copy.length} tokens belongs to a longer sequence than this one; compute the tokens again"
+                f"a checkpoint at {copy.length} tokens belongs to a longer sequence than this one; "
+                f"compute the tokens again"
             )
         frontier.view()[:] = copy.buffer.view()
         self.length, self._reach = copy.length, copy.reach

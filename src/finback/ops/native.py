@@ -1,8 +1,9 @@
 """A model as native programs: recorded once at load, then replayed, one native call a step.
 
-Owns the entry points (main, head, mtp), the arena they share, the weights they read and the batch that carries a step.
-Refuses, before anything is allocated, configurations that the kernels do not have and what the ledger does not grant.
-Steps from several threads are computed one after another. Knows no text, no sampling and no policy of sequences.
+Owns the entry points (main, head, mtp), the arena they share, the weights they read and the batch that
+carries a step. Refuses, before anything is allocated, what the ledger does not grant. Numbers are checked
+by config.py, shapes by the recorder. Steps from several threads are computed one after another. Knows no
+text, no sampling and no policy of sequences.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -18,7 +19,7 @@ import numpy.typing as npt
 
 from finback import native
 from finback.config import ModelConfig
-from finback.errors import EngineStateError, RequestError, UnsupportedModelError
+from finback.errors import EngineStateError, RequestError
 from finback.kv.layout import plan_layout
 from finback.kv.pages import PagePool, SequenceState
 from finback.ops.native_weights import NativeWeights
@@ -27,12 +28,9 @@ from finback.ops.tape import Limits, Tensor
 from finback.weights.ledger import Ledger
 from finback.weights.tensors import Checkpoint
 
-MAX_LOGIT_ROWS = 64
-"""Rows of logits one replay gives; more are computed by replaying the head. 64 rows of 129,280 take 33 MB, and reading
-the head once for 64 rows already costs a tenth of computing them."""
-
 MAX_DRAFT = 3
-"""Rows that a sequence can take back by setting a length: two drafts of the MTP block and the token that was sampled."""
+"""Rows that a sequence can take back by setting a length: two drafts of the MTP block and the token that
+was sampled."""
 
 W = TypeVar("W")
 
@@ -91,32 +89,38 @@ class NativeModel:
 
         Raises:
             ModelFileError, UnsupportedModelError: a tensor is not where it should be, or has no kernel.
+            ConfigError: cache_rounding is on for a model whose widths cannot be rounded.
             MemoryBudgetError: weights or arena do not fit.
             PlatformError: the system refuses the threads.
         """
-        self.config, self.isa, self.threads = checkpoint.config, isa, threads
+        # Rounding has a say in which shapes are possible: the record checks itself again.
+        self.config = replace(checkpoint.config, cache_rounding=cache_rounding)
+        self.isa, self.threads = isa, threads
         self.cache_rounding, self.max_rows = cache_rounding, max_rows
         self._ledger = ledger
-        path = str(checkpoint.paths[0])
-        _check_shapes(self.config, cache_rounding, path)
         self.layout = plan_layout(self.config, cache_rounding=cache_rounding, max_draft=max_draft)
         self._limits = Limits(max_rows, max_logit_rows, context, threads)
         self._weights = NativeWeights(checkpoint, ledger)
+        self._arena: _Arena | None = None
         try:
-            recorder = Recorder(self.config, self.layout, self._limits, path)
-            self._results = _record(recorder, architecture, architecture.load_weights(self.config, self._weights))
+            recorder = Recorder(self.config, self.layout, self._limits, str(checkpoint.paths[0]))
+            self._results = _record(
+                recorder, architecture, architecture.load_weights(self.config, self._weights)
+            )
             self._tape, self._placing = recorder.tape, recorder.tape.plan()
             self._arena = _Arena(self._placing.size, ledger)
+            self._programs = {
+                entry: self._program(ops, self._arena.buffer) for entry, ops in self._tape.entries.items()
+            }
         except BaseException:
-            self._weights.release()
+            self._give_back()
             raise
-        self._programs = {entry: self._program(ops) for entry, ops in self._tape.entries.items()}
         self._batch = native.Batch(max_rows, max_logit_rows, self.config.vocab_size)
         self._pool = PagePool(self.layout, ledger)
         self._lock = threading.Lock()
         self._closed = False
 
-    def _program(self, ops: range) -> native.Program:
+    def _program(self, ops: range, arena: native.Buffer) -> native.Program:
         program = native.start_program(
             self.isa,
             self.threads,
@@ -124,7 +128,7 @@ class NativeModel:
             max_logit_rows=self._limits.max_logit_rows,
             max_context=self._limits.max_context,
             vocab=self.config.vocab_size,
-            arena=self._arena.buffer,
+            arena=arena,
             layout=self.layout.handle,
         )
         for i in ops:
@@ -132,7 +136,9 @@ class NativeModel:
         return program
 
     def _value(self, tensor: Tensor) -> native.Value:
-        return native.Value(self._placing.offsets[tensor.number], tensor.row_bytes, tensor.parts, tensor.width)
+        return native.Value(
+            self._placing.offsets[tensor.number], tensor.row_bytes, tensor.parts, tensor.width
+        )
 
     # ---- running
 
@@ -142,14 +148,15 @@ class NativeModel:
         return SequenceState(self._pool, self._ledger)
 
     def run(self, state: SequenceState, ids: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Compute `ids` after the `state.length` tokens of a sequence; logits f32 [len(rows), V] of the rows asked for.
+        """Compute `ids` after the `state.length` tokens of a sequence; logits f32 [len(rows), V] of the
+        rows asked for.
 
         Args:
             ids: 1 to `max_rows` token ids of the vocabulary. Pages for them must have been reserved.
             rows: rows of the step, ascending; row i is the one of ids[i].
 
-        On an error or Ctrl-C the sequence keeps its length, but its rings may have been overwritten: go back to a
-        checkpoint or to 0. See `native.run` for the errors.
+        On an error or Ctrl-C the sequence keeps its length, but its rings may have been overwritten: go
+        back to a checkpoint or to 0. See `native.run` for the errors.
         """
         self._check_usable()
         with self._lock:
@@ -160,19 +167,28 @@ class NativeModel:
     def draft(self, state: SequenceState, ids: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.float32]:
         """The draft block over the rows of the run just made: logits of the tokens after next.
 
-        Row i combines the final streams of row i of that run with the token ids[i] that follows it, so `ids` has as
-        many tokens as the run had. RequestError if the model has no draft block.
+        Row i combines the final streams of row i of that run with the token ids[i] that follows it, so
+        `ids` has as many tokens as the run had. RequestError if the model has no draft block.
         """
         self._check_usable()
         if "mtp" not in self._programs:
-            raise RequestError("this model has no draft block (num_nextn_predict_layers is 0); decode without drafts")
+            raise RequestError(
+                "this model has no draft block (num_nextn_predict_layers is 0); decode without drafts"
+            )
         if len(rows) > self._limits.max_logit_rows:
-            raise RequestError(f"{len(rows)} rows of draft logits exceed the limit of {self._limits.max_logit_rows}")
+            raise RequestError(
+                f"{len(rows)} rows of draft logits exceed the limit of {self._limits.max_logit_rows}"
+            )
         with self._lock:
             return self._step(("mtp",), state, state.length - len(ids), ids, rows)
 
     def _step(
-        self, entries: tuple[str, ...], state: SequenceState, position: int, ids: Sequence[int], rows: Sequence[int]
+        self,
+        entries: tuple[str, ...],
+        state: SequenceState,
+        position: int,
+        ids: Sequence[int],
+        rows: Sequence[int],
     ) -> npt.NDArray[np.float32]:
         """Run the first entry, and the last one again for logits beyond the limit of one replay."""
         logits = np.empty((len(rows), self.config.vocab_size), np.float32)
@@ -192,26 +208,32 @@ class NativeModel:
 
     def _logits(self, entry: str, n: int) -> npt.NDArray[np.float32]:
         value = self._value(self._results[entry])
+        assert self._arena is not None, "a step runs before close()"
         rows = self._arena.buffer.view()[value.offset : value.offset + n * value.row_bytes].view(np.float32)
         return rows.reshape(n, value.row_bytes // 4)[:, : value.width]
 
     def _check_usable(self) -> None:
         if self._closed:
             raise EngineStateError("this model is closed; load it again")
-        if native.pool_owner() != os.getpid():  # before the lock, which the parent may have held when it forked
+        if (
+            native.pool_owner() != os.getpid()
+        ):  # before the lock, which the parent may have held when it forked
             raise native.forked()
 
     # ---- looking in
 
     def program_listing(self) -> list[Listed]:
-        """Every operation of every entry point, once for each value it writes, with bytes and offset in the arena."""
+        """Every operation of every entry point, once for each value it writes, with bytes and offset in the
+        arena."""
         listed = []
         for entry, ops in self._tape.entries.items():
             for i in ops:
                 node = self._tape.nodes[i]
                 for t in node.writes:
                     size, offset = self._tape.size_of(t), self._placing.offsets[t.number]
-                    listed.append(Listed(entry, node.op, size // t.row_bytes, (t.parts, t.width), size, offset))
+                    listed.append(
+                        Listed(entry, node.op, size // t.row_bytes, (t.parts, t.width), size, offset)
+                    )
         return listed
 
     @property
@@ -220,14 +242,20 @@ class NativeModel:
         return self._placing.size
 
     def close(self) -> None:
-        """Give weights and arena back. Sequences give theirs back when they are closed. Closing twice is fine."""
+        """Give weights and arena back. Sequences give theirs back when they are closed. Closing twice is
+        fine."""
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             self._programs.clear()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._arena is not None:
             self._arena.release()
-            self._weights.release()
+            self._arena = None
+        self._weights.release()
 
 
 def _record(recorder: Recorder, architecture: Architecture[W], weights: W) -> dict[str, Tensor]:
@@ -249,7 +277,9 @@ class _Arena:
 
     def __init__(self, size: int, ledger: Ledger) -> None:
         self._ledger, self._size = ledger, native.buffer_size(size)
-        ledger.reserve("arena", self._size, "raise memory=, or load with a smaller prefill_chunk= or context=")
+        ledger.reserve(
+            "arena", self._size, "raise memory=, or load with a smaller prefill_chunk= or context="
+        )
         try:
             self.buffer = native.allocate(self._size, "the arena")
         except BaseException:
@@ -260,41 +290,3 @@ class _Arena:
         """Give the memory back."""
         self._ledger.release("arena", self._size)
         del self.buffer
-
-
-def _check_shapes(config: ModelConfig, cache_rounding: bool, path: str) -> None:
-    """Refuse numbers that no kernel has, by the names of config.json."""
-    c = config
-    rounded_index = cache_rounding and any(layer.has_indexer for layer in (*c.layers, *c.mtp_layers))
-    rules = [
-        ("hc_mult", c.hc_mult, 1 <= c.hc_mult <= 8, "1 to 8 streams"),
-        ("head_dim", c.head_dim, 1 <= c.head_dim <= 4096, "at most 4096 channels"),
-        (
-            "qk_rope_head_dim",
-            c.qk_rope_head_dim,
-            c.qk_rope_head_dim % 2 == 0 and 2 <= c.qk_rope_head_dim <= c.head_dim,
-            "an even number of channels, at most head_dim",
-        ),
-        (
-            "index_head_dim",
-            c.index_head_dim,
-            not rounded_index or c.index_head_dim & (c.index_head_dim - 1) == 0,
-            "a power of two, for the Hadamard transform of cache rounding",
-        ),
-        (
-            "o_groups",
-            c.o_groups,
-            c.o_groups >= 1 and (c.num_attention_heads * c.head_dim) % c.o_groups == 0,
-            "a divisor of num_attention_heads * head_dim",
-        ),
-        (
-            "num_experts_per_tok",
-            c.num_experts_per_tok,
-            1 <= c.num_experts_per_tok <= c.n_routed_experts,
-            "1 to n_routed_experts",
-        ),
-        ("hc_sinkhorn_iters", c.hc_sinkhorn_iters, c.hc_sinkhorn_iters >= 1, "at least 1"),
-    ]
-    for name, value, good, needed in rules:
-        if not good:
-            raise UnsupportedModelError(path, f"{name} is {value}; the kernels need {needed}")

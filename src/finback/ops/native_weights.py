@@ -1,8 +1,9 @@
 """Weights for the native program: matrices where they lie in the mapped files, vectors decoded once.
 
-Owns the mappings of a checkpoint and the step from its records (weights/tensors.py) to the handles the recorder takes.
-Refuses, naming the tensor, what has no kernel, what does not lie in its file any more, and expert ids out of range.
-Nothing is requantised; a matrix may start at any byte, for the kernels load weights unaligned.
+Owns the mappings of a checkpoint and the step from its records (weights/tensors.py) to the handles the
+recorder takes. Refuses, naming the tensor, what has no kernel, what does not lie in its file any more, and
+expert ids out of range. Nothing is requantised; a matrix may start at any byte, for the kernels load
+weights unaligned.
 """
 
 from __future__ import annotations
@@ -19,7 +20,16 @@ from finback.formats.blocks import FORMATS, decode
 from finback.weights.ledger import Ledger
 from finback.weights.tensors import Checkpoint, ExpertStack, Plane, Weight
 
-_PLAIN = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K", "MXFP4")  # formats a vector can be decoded from
+_PLAIN = (
+    "F32",
+    "F16",
+    "BF16",
+    "Q8_0",
+    "Q4_0",
+    "Q4_K",
+    "Q6_K",
+    "MXFP4",
+)  # formats a vector can be decoded from
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,15 +87,16 @@ NativeExperts = NativeStack | NativeTable
 class NativeWeights:
     """`WeightSource` of the recorder over a checkpoint.
 
-    `nbytes`: what is charged to the ledger as "weights": every mapped byte once (a page that is read stays in memory as
-    long as there is room), and the vectors and tables that were decoded. MemoryBudgetError if that does not fit.
+    `nbytes`: what is charged to the ledger as "weights": every mapped byte once (a page that is read stays
+    in memory as long as there is room), and the vectors and tables that were decoded. MemoryBudgetError if
+    that does not fit.
     """
 
     def __init__(self, checkpoint: Checkpoint, ledger: Ledger) -> None:
         self._checkpoint, self._ledger = checkpoint, ledger
         self.nbytes = 0
-        self._charge(checkpoint.nbytes)
         self._maps = [native.map_file(str(path)) for path in checkpoint.paths]
+        self._charge(checkpoint.nbytes)
         self._matrices: dict[str, NativeMatrix] = {}
 
     # ---- matrices
@@ -99,11 +110,15 @@ class NativeWeights:
     def _matrix(self, w: Weight) -> NativeMatrix:
         format = self._format(w.name, w.format, w.data.file)
         if len(w.shape) != 2:
-            raise self._unsupported(w.data.file, w.name, f"has the shape {list(w.shape)}; a matrix [out, in] is needed")
+            raise self._unsupported(
+                w.data.file, w.name, f"has the shape {list(w.shape)}; a matrix [out, in] is needed"
+            )
         rows, cols = w.shape
         self._check_plane(w.name, w.data)
         if w.scale is None or w.scale_block is None:
-            handle = native.Matrix(format, rows, cols, self._maps[w.data.file], w.data.offset)
+            handle = native.Matrix(
+                format, rows, cols, self._maps[w.data.file], w.data.offset, row_stride=w.stride or 0
+            )
         else:
             self._check_plane(w.name, w.scale)
             handle = native.Matrix(
@@ -148,10 +163,14 @@ class NativeWeights:
         """The values, decoded to f32."""
         w = self._checkpoint.weight(name)
         if w.format not in _PLAIN:
-            raise self._unsupported(w.data.file, name, f"is stored as {w.format}; vectors may be {', '.join(_PLAIN)}")
+            raise self._unsupported(
+                w.data.file, name, f"is stored as {w.format}; vectors may be {', '.join(_PLAIN)}"
+            )
         cols = w.shape[-1] if w.shape else 1
         rows = math.prod(w.shape[:-1])
-        values = np.ascontiguousarray(decode(w.format, self._bytes(name, w.data), rows, cols)).reshape(w.shape)
+        values = np.ascontiguousarray(decode(w.format, self._bytes(name, w.data), rows, cols)).reshape(
+            w.shape
+        )
         self._charge(values.nbytes)
         return NativeVector(name, values)
 
@@ -160,15 +179,17 @@ class NativeWeights:
         w = self._checkpoint.weight(name)
         types: dict[str, np.dtype[np.signedinteger]] = {"I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
         if w.format not in types or len(w.shape) != 2:
-            raise self._unsupported(w.data.file, name, f"is stored as {w.format} {list(w.shape)}; I32 or I64 [V, k] is needed")
+            raise self._unsupported(
+                w.data.file, name, f"is stored as {w.format} {list(w.shape)}; I32 or I64 [V, k] is needed"
+            )
         ids = self._bytes(name, w.data).view(types[w.format])
         experts = self._checkpoint.config.n_routed_experts
         wrong = np.flatnonzero((ids < 0) | (ids >= experts))
         if wrong.size:
             raise ModelFileError(
                 self._path(w.data.file),
-                f"tensor {name} names expert {int(ids[wrong[0]])} in entry {int(wrong[0])}, but the model has experts 0 to "
-                f"{experts - 1}; download the file again",
+                f"tensor {name} names expert {int(ids[wrong[0]])} in entry {int(wrong[0])}; the model has "
+                f"experts 0 to {experts - 1}; download the file again",
             )
         self._charge(4 * ids.size)
         return NativeTable(name, np.ascontiguousarray(ids.reshape(w.shape), np.int32))
@@ -194,7 +215,9 @@ class NativeWeights:
         if format not in native.Format.__members__:
             known = ", ".join(native.Format.__members__)
             kind = "a type" if format in FORMATS else "an unknown type"
-            raise self._unsupported(file, name, f"is stored as {format}, {kind} without kernels; those with are {known}")
+            raise self._unsupported(
+                file, name, f"is stored as {format}, {kind} without kernels; those with are {known}"
+            )
         return native.Format[format]
 
     def _check_plane(self, name: str, plane: Plane) -> None:
@@ -202,8 +225,8 @@ class NativeWeights:
         if plane.offset + plane.nbytes > size:
             raise ModelFileError(
                 self._path(plane.file),
-                f"tensor {name} needs bytes {plane.offset} to {plane.offset + plane.nbytes}, but the file now ends at {size}; "
-                f"download it again",
+                f"tensor {name} needs bytes {plane.offset} to {plane.offset + plane.nbytes}; the file now "
+                f"ends at {size}; download it again",
             )
 
     def _check_planes(

@@ -1,7 +1,7 @@
 """Where the values of recorded programs lie in one arena: lifetimes to offsets.
 
-Owns the placing and its proof obligation: two values that live at the same operation never share a byte. Knows nothing of
-operations or programs, so that it can be tested on numbers alone. Refuses nothing.
+Owns the placing and its proof obligation: two values that live at the same operation never share a byte.
+Knows nothing of operations or programs, so that it can be tested on numbers alone. Refuses nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class Lifetime:
-    """A value of `size` bytes that is written by operation `born` and last read by operation `dies`, both included.
+    """A value of `size` bytes that is written by operation `born` and last read by operation `dies`, both
+    included.
 
     An operation's inputs and outputs all live while it runs: no operation writes over its own input.
     """
@@ -37,8 +38,8 @@ class Placing:
 def place(values: Sequence[Lifetime]) -> Placing:
     """First fit in order of birth; values born together go largest first, which leaves fewer holes.
 
-    Programs repeat one layer many times, so the holes a layer leaves are the holes the next one fills: on V4-Flash this
-    is within 2 % of the bytes that live at once at the worst moment.
+    Programs repeat one layer many times, so the holes a layer leaves are the holes the next one fills: on
+    V4-Flash this is within 2 % of the bytes that live at once at the worst moment.
     """
     offsets = [0] * len(values)
     living: list[tuple[int, int, int]] = []  # (offset, end, dies), offsets ascending

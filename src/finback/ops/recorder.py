@@ -1,9 +1,9 @@
 """The recorder: the op protocol over symbolic values; each operation becomes one or two of the native list.
 
-Owns which native operation stands for which op (native/program.h), what it reads, writes and needs as scratch, and the
-memo of packed inputs. Refuses, naming the tensor, shapes that do not fit the configuration or that no kernel has. Knows
-no file (native_weights.py), places nothing (plan.py) and runs nothing (native.py). The meaning of the operations is in
-base.py and docs/ops.md.
+Owns which native operation stands for which op (native/program.h), what it reads, writes and needs as
+scratch, and the memo of packed inputs. Refuses, naming the tensor, shapes that do not fit the configuration
+or that no kernel has. Knows no file (native_weights.py), places nothing (plan.py) and runs nothing
+(native.py). The meaning of the operations is in base.py and docs/ops.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class Recorder:
         self._packed: dict[tuple[Tensor, native.Encoding, int], Tensor] = {}
 
     def finish_entry(self, name: str, results: Sequence[Tensor]) -> None:
-        """Close an entry point. A replay of the next one alone must pack its own inputs, so the memo ends here."""
+        """Close an entry point. A replay of the next one alone must pack its own inputs, so the memo ends
+        here."""
         self.tape.finish_entry(name, results)
         self._packed.clear()
 
@@ -58,7 +59,8 @@ class Recorder:
             self._refuse(f"{v.name} has {v.values.size} values; the configuration asks for {list(shape)}")
 
     def _pack(self, x: Tensor, encoding: native.Encoding, groups: int = 1) -> Tensor:
-        """x in one encoding, each part cut into `groups` pieces; packed once however many matrices read it."""
+        """x in one encoding, each part cut into `groups` pieces; packed once however many matrices read
+        it."""
         key = (x, encoding, groups)
         if key not in self._packed:
             size = x.parts * groups * native.packed_bytes(encoding, x.width // groups)
@@ -79,9 +81,13 @@ class Recorder:
         self.tape.add("embed", [], [out], lambda p, at: p.add_embed(at(out), table.handle))
         return out
 
-    def _check_hyper(self, w: Hyper[NativeMatrix, NativeVector], streams: Tensor, sums: int, scales: int) -> None:
+    def _check_hyper(
+        self, w: Hyper[NativeMatrix, NativeVector], streams: Tensor, sums: int, scales: int
+    ) -> None:
         if w.fn.encoding is not native.Encoding.F32:
-            self._refuse(f"{w.fn.name} is stored as {w.fn.format.name}; hyper-connections need F32, F16 or BF16")
+            self._refuse(
+                f"{w.fn.name} is stored as {w.fn.format.name}; hyper-connections need F32, F16 or BF16"
+            )
         self._check_matrix(w.fn, sums, streams.parts * streams.width)
         self._check_vector(w.scale, scales)
         self._check_vector(w.base, sums)
@@ -133,7 +139,10 @@ class Recorder:
     def mtp_in(self, embedded: Tensor, streams: Tensor) -> Tensor:
         out = self.tape.tensor("step", streams.parts, streams.width)
         self.tape.add(
-            "mtp_in", [embedded, streams], [out], lambda p, at: p.add_mtp_in(at(embedded), at(streams), at(out))
+            "mtp_in",
+            [embedded, streams],
+            [out],
+            lambda p, at: p.add_mtp_in(at(embedded), at(streams), at(out)),
         )
         return out
 
@@ -175,7 +184,8 @@ class Recorder:
         return out
 
     def linear(self, x: Tensor, matrices: Sequence[NativeMatrix]) -> list[Tensor]:
-        """One native operation for each encoding among the matrices; a product of logit rows has one matrix."""
+        """One native operation for each encoding among the matrices; a product of logit rows has one
+        matrix."""
         for m in matrices:
             self._check_matrix(m, None, x.width)
         outs = [self.tape.tensor(x.rows, x.parts, m.rows) for m in matrices]
@@ -230,7 +240,9 @@ class Recorder:
         c, pairs = self.config, self._pairs
         self._check_vector(kv_norm, c.head_dim)
         if (q.width, kv.width) != (c.num_attention_heads * c.head_dim, c.head_dim):
-            self._refuse(f"layer {layer.index} has queries of {q.width} and keys of {kv.width} channels, not H d and d")
+            self._refuse(
+                f"layer {layer.index} has queries of {q.width} and keys of {kv.width} channels, not H d and d"
+            )
         q_out, kv_out = self.tape.tensor("step", 1, q.width), self.tape.tensor("step", 1, kv.width)
         self.tape.add(
             "qkv_finish",
@@ -267,7 +279,9 @@ class Recorder:
         row = c.index_head_dim if index else c.head_dim
         width = row * (2 if layer.kind == "csa" else 1)
         if (kv.width, gate.width) != (width, width):
-            self._refuse(f"layer {layer.index} pools {kv.width} and {gate.width} channels; {width} are needed")
+            self._refuse(
+                f"layer {layer.index} pools {kv.width} and {gate.width} channels; {width} are needed"
+            )
         self._check_vector(ape, layer.ratio, width)
         self._check_vector(norm, row)
         numbers = frequencies(rotary.rope, c.qk_rope_head_dim)
@@ -299,7 +313,10 @@ class Recorder:
         c, lim, pairs = self.config, self.limits, self._pairs
         heads, d, topk = c.index_n_heads, c.index_head_dim, c.index_topk
         if (q.width, weights.width) != (heads * d, heads):
-            self._refuse(f"the indexer of layer {layer.index} has {q.width} channels and {weights.width} weights, not H d and H")
+            self._refuse(
+                f"the indexer of layer {layer.index} has {q.width} channels and {weights.width} weights; "
+                f"the configuration asks for {heads * d} and {heads}"
+            )
         scale = float(np.float32(d**-0.5 * heads**-0.5))
         out = self.tape.tensor("step", 1, 1 + topk)
         scratch = self.tape.scratch(
@@ -312,7 +329,17 @@ class Recorder:
             [q, weights, rotary.value],
             [out, scratch],
             lambda p, at: p.add_index_select(
-                at(q), at(weights), at(rotary.value), at(out), at(scratch), layer.index, heads, topk, d, pairs, scale
+                at(q),
+                at(weights),
+                at(rotary.value),
+                at(out),
+                at(scratch),
+                layer.index,
+                heads,
+                topk,
+                d,
+                pairs,
+                scale,
             ),
         )
         return Selection(out)
@@ -387,7 +414,10 @@ class Recorder:
         if table is not None:
             assert isinstance(table, NativeTable), "expert choice by token needs a table of ids"
             if table.ids.shape != (c.vocab_size, chosen):
-                self._refuse(f"{table.name} is {list(table.ids.shape)}; the configuration asks for {[c.vocab_size, chosen]}")
+                self._refuse(
+                    f"{table.name} is {list(table.ids.shape)}; the configuration asks for "
+                    f"{[c.vocab_size, chosen]}"
+                )
             ids = table.ids
         (logits,) = self.linear(x, [gate])
         out = self.tape.tensor("step", 1, 2 * chosen)
@@ -457,14 +487,20 @@ class Recorder:
         )
         return out
 
-    def _stacks(self, routed: Expert[NativeExperts], hidden: int) -> tuple[NativeStack, NativeStack, NativeStack]:
+    def _stacks(
+        self, routed: Expert[NativeExperts], hidden: int
+    ) -> tuple[NativeStack, NativeStack, NativeStack]:
         w1, w3, w2 = routed.w1, routed.w3, routed.w2
-        assert isinstance(w1, NativeStack) and isinstance(w3, NativeStack) and isinstance(w2, NativeStack)
+        assert isinstance(w1, NativeStack), "experts are matrices, not a table of ids"
+        assert isinstance(w3, NativeStack), "experts are matrices, not a table of ids"
+        assert isinstance(w2, NativeStack), "experts are matrices, not a table of ids"
         inner = self.config.moe_intermediate_size
         self._check_network([w1, w3, w2], inner, hidden)
         for stack in (w1, w3, w2):
             if stack.count != self.config.n_routed_experts:
-                self._refuse(f"{stack.name} has {stack.count} experts; there are {self.config.n_routed_experts}")
+                self._refuse(
+                    f"{stack.name} has {stack.count} experts; there are {self.config.n_routed_experts}"
+                )
         return w1, w3, w2
 
     def _check_network(
@@ -476,5 +512,6 @@ class Recorder:
         self._check_matrix(w2, hidden, inner)
         if w1.encoding is not w3.encoding:
             self._refuse(
-                f"{w1.name} is {w1.format.name} and {w3.name} is {w3.format.name}; gate and up must read the same encoding"
+                f"{w1.name} is {w1.format.name} and {w3.name} is {w3.format.name}; "
+                f"gate and up must read the same encoding"
             )

@@ -1,9 +1,10 @@
 """What recording leaves: symbolic values, the operations over them, entry points, and the plan of the arena.
 
-Owns the time line. Entry points (main, head, mtp) are recorded one after the other and share one arena: a value is
-placed where nothing else lives between its writer and its last reader. Values that callers read after a run live to the
-end of their entry; pinned ones (the final streams) to the end of the time line, so that later entries can be replayed
-over them any number of times. Knows no operation (recorder.py) and no memory (native.py).
+Owns the time line. Entry points (main, head, mtp) are recorded one after the other and share one arena: a
+value is placed where nothing else lives between its writer and its last reader. Values that callers read
+after a run live to the end of their entry; pinned ones (the final streams) to the end of the time line, so
+that later entries can be replayed over them any number of times. Knows no operation (recorder.py) and no
+memory (native.py).
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ Rows = Literal["step", "logits", "once"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Tensor:
-    """A symbolic value: rows of `parts` parts of `width` f32, or of the integers or codes an operation leaves there."""
+    """A symbolic value: rows of `parts` parts of `width` f32, or of the integers or codes an operation
+    leaves there."""
 
     number: int
     rows: Rows

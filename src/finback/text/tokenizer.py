@@ -192,9 +192,10 @@ class Tokenizer:
         vocabulary = self._vocabulary
         merges: Any = [tuple(merge.split(" ")) for merge in vocabulary.merges]
         encoder: Any = Tokenizer(models.BPE(vocab=vocabulary.ordinary(), merges=merges))
-        split = pre_tokenizers.Split(Regex(vocabulary.pre_tokenizer.one_pass), "isolated")
+        one_pass = vocabulary.pre_tokenizer.one_pass
+        splits = [] if one_pass is None else [pre_tokenizers.Split(Regex(one_pass), "isolated")]
         to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-        encoder.pre_tokenizer = pre_tokenizers.Sequence([split, to_bytes])
+        encoder.pre_tokenizer = pre_tokenizers.Sequence([*splits, to_bytes])
         return encoder
 
     @cached_property
@@ -214,7 +215,7 @@ class Tokenizer:
         for text in texts:
             _check_unicode(text)
             before = len(pieces)
-            pieces.extend(_cut(text, PIECE_CHARS))
+            pieces.extend(_cut(text, PIECE_CHARS) if self._vocabulary.pre_tokenizer.can_cut else [text])
             counts.append(len(pieces) - before)
         encoded = iter(self._encoder.encode_batch_fast(pieces, add_special_tokens=False))
         return [[token_id for _ in range(count) for token_id in next(encoded).ids] for count in counts]

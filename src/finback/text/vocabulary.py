@@ -33,11 +33,13 @@ class PreTokenizer:
     splits: the published expressions; each cuts the pieces of the one before into matches and gaps.
     one_pass: one expression with the same result, in half the time. Digits and CJK runs come first and are
         kept out of every class below, and "no non-space follows" also holds where a digit or CJK run follows,
-        because the pieces of the published splits end there.
+        because the pieces of the published splits end there. None: text is one piece.
+    can_cut: long text may be encoded in parts, cut where tokenizer.SAFE_CUT finds that a piece ends in any context.
     """
 
     splits: tuple[str, ...]
-    one_pass: str
+    one_pass: str | None
+    can_cut: bool = False
 
 
 _CJK = "一-龥぀-ゟ゠-ヿ"
@@ -63,7 +65,12 @@ DEEPSEEK = PreTokenizer(
         f"|\\s+(?![^\\s\\p{{N}}{_CJK}])"
         "|\\s+"
     ),
+    can_cut=True,
 )
+# What small models made with the `tokenizers` library have: the byte mapping alone, or with GPT-2's expression.
+BYTE_LEVEL = PreTokenizer(splits=(), one_pass=None)
+_GPT2_SPLIT = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+GPT2 = PreTokenizer(splits=(_GPT2_SPLIT,), one_pass=_GPT2_SPLIT)
 # GGUF names its pre-tokenizer. Converters write `deepseek-v3` for V3 and `joyai-llm` for V4; all are one.
 PRE_TOKENIZERS: Mapping[str, PreTokenizer] = MappingProxyType(
     {"deepseek-v3": DEEPSEEK, "deepseek-v4": DEEPSEEK, "joyai-llm": DEEPSEEK}
@@ -274,17 +281,21 @@ def _check_plain(
 
 
 def _json_pre_tokenizer(value: object, source: str | os.PathLike[str]) -> PreTokenizer:
-    """The entry of our table that `value` is: a sequence of isolated splits that ends in the byte mapping."""
+    """The entry of our table that `value` is: isolated splits, if any, that end in the byte mapping."""
+    last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
     for known in PRE_TOKENIZERS.values():
         steps: list[dict[str, object]] = [
             {"type": "Split", "pattern": {"Regex": split}, "behavior": "Isolated", "invert": False}
             for split in known.splits
         ]
-        last = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
         if value == {"type": "Sequence", "pretokenizers": [*steps, last]}:
             return known
-    names = ", ".join(PRE_TOKENIZERS)
-    raise UnsupportedModelError(source, f"pre_tokenizer is {shown(value)}; finback knows {names}")
+    for known, use_regex in ((BYTE_LEVEL, False), (GPT2, True)):
+        for trim in (True, False):  # offsets only; it changes no id
+            if value == last | {"use_regex": use_regex, "trim_offsets": trim}:
+                return known
+    known_names = "DeepSeek's three splits, GPT-2's, and the byte mapping alone"
+    raise UnsupportedModelError(source, f"pre_tokenizer is {shown(value)}; finback knows {known_names}")
 
 
 def _json_controls(

@@ -1,8 +1,7 @@
 """The memory budget: every large allocation is an entry here before it is made.
 
-Owns the arithmetic of `--memory`: parsing sizes, the default, entries by name, and the refusal with the numbers. Refuses
-to allocate or to free: those who reserve do that. Mapped weights are not entries, only what is decoded from them is: the
-kernel takes their pages back whenever memory is short (docs/memory.md).
+Owns the arithmetic of `--memory`: parsing sizes, the default, entries by name, and the refusal with the
+numbers. Refuses to allocate or to free: those who reserve do that. docs/memory.md lists the entries.
 """
 
 from __future__ import annotations
@@ -27,11 +26,14 @@ _LARGEST = 2**60
 
 
 def parse_size(text: str, name: str = "memory") -> int:
-    """Bytes of a size such as "4GiB" (2^30), "16GB" (10^9), "512MiB" or "1000000". RequestError naming `name`."""
+    """Bytes of a size such as "4GiB" (2^30), "16GB" (10^9), "512MiB" or "1000000". RequestError naming
+    `name`."""
     match = re.fullmatch(r"(\d{1,18})(\.\d{1,18})?\s*([KMGT]?I?B|)", text.strip(), re.IGNORECASE | re.ASCII)
     unit = _UNITS.get(match[3].upper()) if match else None
     if match is None or unit is None:
-        raise RequestError(f"{name} is {shown(text)}; give a size such as 16GiB, 16GB, 512MiB or a number of bytes")
+        raise RequestError(
+            f"{name} is {shown(text)}; give a size such as 16GiB, 16GB, 512MiB or a number of bytes"
+        )
     digits = match[2][1:] if match[2] else ""
     return _checked(int(match[1] + digits) * unit // 10 ** len(digits), text, name)
 
@@ -68,13 +70,16 @@ def default_budget(root: Path = machine.ROOT) -> Budget:
 
 
 def budget_from(memory: str | int | None) -> int:
-    """The budget in bytes: a size, a number of bytes, or None for the default. RequestError naming `memory`."""
+    """The budget in bytes: a size, a number of bytes, or None for the default. RequestError naming
+    `memory`."""
     if memory is None:
         return default_budget().bytes
     if isinstance(memory, str):
         return parse_size(memory)
     if isinstance(memory, bool) or not isinstance(memory, int):
-        raise RequestError(f"memory is {shown(memory)}; give a size such as 16GiB, or a whole number of bytes")
+        raise RequestError(
+            f"memory is {shown(memory)}; give a size such as 16GiB, or a whole number of bytes"
+        )
     return _checked(memory, memory, "memory")
 
 
@@ -97,7 +102,9 @@ class Ledger:
         """Bytes that can still be reserved."""
         return self.budget - self.in_use
 
-    def reserve(self, name: str, size: int, remedy: str = "raise memory= or load with a smaller context=") -> None:
+    def reserve(
+        self, name: str, size: int, remedy: str = "raise memory= or load with a smaller context="
+    ) -> None:
         """Add `size` bytes to the entry `name`, before allocating them.
 
         MemoryBudgetError, with nothing changed, if they do not fit; `remedy` says what to change.
@@ -114,8 +121,8 @@ class Ledger:
         largest = sorted(self._entries.items(), key=lambda entry: -entry[1])[:4]
         rows = ", ".join(f"{entry} {shown_size(held)}" for entry, held in largest)
         return MemoryBudgetError(
-            f"{name} needs {shown_size(size)}, but {shown_size(max(0, self.budget - used))} of the memory budget of "
-            f"{shown_size(self.budget)} is free ({rows or 'nothing else in use'}); {remedy}",
+            f"{name} needs {shown_size(size)}, but {shown_size(max(0, self.budget - used))} of the memory "
+            f"budget of {shown_size(self.budget)} is free ({rows or 'nothing else in use'}); {remedy}",
             needed=used + size,
             budget=self.budget,
         )

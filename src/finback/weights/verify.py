@@ -45,7 +45,7 @@ def _pieces(checkpoint: OpenedCheckpoint, tensor: TensorEntry) -> Iterator[tuple
 
 def _bad_values(tensor: TensorEntry, piece: npt.NDArray[np.uint8], rows: int) -> int:
     """Values of a piece that are NaN or infinite. Integer tensors and packed FP4 codes have none; E8M0 255 is NaN."""
-    if tensor.dtype == "F8_E8M0":
+    if tensor.dtype == "E8M0":
         return int((piece == 255).sum())
     if tensor.dtype not in FORMATS or not has_codec(tensor.dtype) or tensor.dtype == "MXFP4_PAIRS":
         return 0
