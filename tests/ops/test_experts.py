@@ -19,7 +19,8 @@ from tests.tiny import Encode
 
 
 def repeated(format: str) -> Encode:
-    """K-quants search for their scales, which takes seconds at real width: the first 256 columns stand for all."""
+    """K-quants search for their scales, which takes seconds at real width: the first 256 columns stand for
+    all."""
 
     def of(x: np.ndarray) -> Matrix:
         data = WIDE_CASES[format](np.ascontiguousarray(x[:, :256])).data
