@@ -28,7 +28,7 @@ BLOCK_BYTES = {  # format -> (columns of a block, its bytes in the row)
     "Q4_K": (256, 144),
     "Q6_K": (256, 210),
 }
-ENCODING = {name: "F32" for name in ("F32", "F16", "BF16")} | {
+ENCODING = dict.fromkeys(("F32", "F16", "BF16"), "F32") | {
     "FP8_E4M3": "BF16",
     "MXFP4": "A8x32",
     "MXFP4_PAIRS": "A8x32",

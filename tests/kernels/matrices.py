@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from tests.kernels.linear_model import BLOCK_BYTES, ENCODING, F32, U8, Stored
 
 from finback import _native
-from tests.kernels.linear_model import BLOCK_BYTES, ENCODING, F32, U8, Stored
 
 FORMATS = tuple(BLOCK_BYTES)
 UNIT = {name: cols for name, (cols, _) in BLOCK_BYTES.items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from tests.kernels import linear_model
 from tests.kernels.linear_model import ENCODING, F32, Stored, fma32
 from tests.kernels.matrices import (
