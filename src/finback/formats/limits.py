@@ -18,6 +18,7 @@ GGUF_KEYS: Final = 1 << 16
 GGUF_TENSORS: Final = 1 << 17  # experts are stacked in GGUF: V4-Flash holds 1,328
 GGUF_KEY_BYTES: Final = 65535  # of the format itself
 GGUF_ARRAY_DEPTH: Final = 2  # an array of arrays is the deepest we walk; the format sets no limit
+GGUF_STRINGS: Final = 1 << 22  # in arrays, over all keys
 GGUF_INNER_ARRAYS: Final = 1 << 16  # arrays inside arrays, over all keys
 GGUF_DIMENSIONS: Final = 4
 GGUF_ALIGNMENT: Final = (8, 1 << 16)  # powers of two between these; the format asks for a multiple of 8
