@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
-
 from tests.kernels import linear_model
 from tests.kernels.linear_model import Stored
 from tests.kernels.matrices import FORMATS, LEVELS, UNIT, decode_row, random_matrix, same_bits

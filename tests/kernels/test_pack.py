@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-
 from tests.kernels import linear_model
 from tests.kernels.linear_model import F32
 from tests.kernels.matrices import LEVELS, pack, random_inputs
