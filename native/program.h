@@ -150,18 +150,26 @@ enum class RunResult { OK, BAD_ROW, INTERRUPTED, FORKED };
 
 class Program {
   public:
-    Program(const Table* table, int threads) : table_(table), threads_(threads) {}
+    // Starts the threads it will need. max_rows: the most rows a batch may have. Throws std::system_error.
+    Program(const Table* table, int threads, int32_t max_rows);
+    Program(const Program&) = delete;
+    Program& operator=(const Program&) = delete;
     void add(OpPtr op) { ops_.push_back(std::move(op)); }
-    // Replays all operations over the batch. `poll` is called by thread 0 between operations, at most every 20 ms; returning
-    // true stops the run (cache state of the batch's sequences is then undefined). bad_row: first row with a value that is
-    // not finite.
-    RunResult run(const Batch& batch, uint8_t* arena, bool (*poll)(), int32_t* bad_row) const;
+    // Replays all operations over the batch. `poll` (may be null) is called by thread 0 between operations, at most every
+    // 20 ms; returning true stops the run (cache state of the batch's sequences is then undefined). bad_rows: the rows with
+    // a value that is not finite, ascending; the other rows of the batch are good. Programs in one arena must not run at
+    // once; the pool makes callers wait for each other, but what they read afterwards is theirs to order.
+    RunResult run(const Batch& batch, uint8_t* arena, bool (*poll)(), std::vector<int32_t>* bad_rows) const;
+    int threads() const { return threads_; }
+    int32_t max_rows() const { return static_cast<int32_t>(bad_rows_.size()); }
+    const Table* table() const { return table_; }
     size_t size() const { return ops_.size(); }
     const char* op_name(size_t i) const { return ops_[i]->name(); }
 
   private:
     const Table* table_;
     int threads_;
+    mutable std::vector<uint8_t> bad_rows_;  // scratch of one run at a time
     std::vector<OpPtr> ops_;
 };
 

@@ -64,8 +64,18 @@ struct Matrix {
 //   A8x32   int8_t q[k], float d[k/32], int32_t sum[k/32]
 //   A8x256  int8_t q[k], float d[k/256], int16_t sum[k/16]
 // each array starts at a multiple of 64 bytes (pad64).
-constexpr int64_t pad64(int64_t n) { return (n + 63) / 64 * 64; }
+static constexpr int64_t pad64(int64_t n) { return (n + 63) / 64 * 64; }
 
 static constexpr int kLanes = 16;
+
+// ---- stored cache rows (docs/exactness.md section 9; table.h says what lies in them) -------------------------------
+
+static constexpr int64_t kFp8Block = 64, kFp4Block = 32;  // channels under one E8M0 scale
+static constexpr int64_t kMaxIndexWidth = 1024;           // widest indexer row that can be scored as codes
+
+// Where the bf16 channels of a main row begin: after `front` FP8 codes and their scales.
+static constexpr int64_t main_rotary_offset(int64_t front) {
+    return front + ((front + kFp8Block - 1) / kFp8Block + 7) / 8 * 8;
+}
 
 }  // namespace finback

@@ -5,10 +5,12 @@
 
 namespace finback {
 namespace {
+// clang-format off: each file uses those above it
 #include "kernels/math.inl"           // exp, sigmoid, silu, log1p over sixteen lanes
 #include "kernels/float_ops.inl"      // norms, hyper-connections, rotary, cache rows, pooling, indexer, attention, ...
 #include "kernels/blocks.inl"         // block decoding shared by all levels (scalar code)
 #include "kernels/linear_avx2.inl"  // pack, linear, decode_row
+// clang-format on
 
 constexpr Table make_table() {
     Table t{};

@@ -1,14 +1,16 @@
-// The scalar level: docs/exactness.md in C++, compiled for the baseline processor. Everything lives in an anonymous
-// namespace; only table_scalar() leaves this unit.
+// The scalar level: docs/exactness.md in C++, compiled for the baseline processor. Everything lives in an
+// anonymous namespace; only table_scalar() leaves this unit.
 #include "kernels/table.h"
 #include "kernels/vec_scalar.h"
 
 namespace finback {
 namespace {
+// clang-format off: each file uses those above it
 #include "kernels/math.inl"           // exp, sigmoid, silu, log1p over sixteen lanes
 #include "kernels/float_ops.inl"      // norms, hyper-connections, rotary, cache rows, pooling, indexer, attention, ...
 #include "kernels/blocks.inl"         // block decoding shared by all levels (scalar code)
 #include "kernels/linear_scalar.inl"  // pack, linear, decode_row
+// clang-format on
 
 constexpr Table make_table() {
     Table t{};

@@ -56,7 +56,8 @@ struct Table {
 
     // ---- cache rows (section 9). encode: f32 [width] -> stored row; decode: stored row -> f32 [width].
     // Main rows (rotary > 0): FP8 codes [front], E8M0 [ceil(front/64)] padded to a multiple of 8, bf16 [rotary].
-    // Indexer rows (rotary == 0): FP4 codes [width/2] (low nibble = even channel), E8M0 [ceil(width/32)]. Not rounded: f32.
+    // Indexer rows (rotary == 0): FP4 codes [ceil(width/2)] (low nibble = even channel), E8M0 [ceil(width/32)]. Not
+    // rounded: f32. Padding is written as zeros, so equal rows are equal bytes.
     // Rows to be encoded as indexer rows have already been through `hadamard` when rounded.
     void (*encode_row)(const float* x, RowShape shape, uint8_t* dst);
     void (*decode_cache_row)(const uint8_t* src, RowShape shape, float* out);
@@ -67,14 +68,16 @@ struct Table {
     void (*pool_close)(const float* l, const float* a, int64_t n, float* row);
 
     // ---- indexer (section 11). q: `heads` rows, stored like cache rows of `shape` at stride q_stride bytes; w: f32 [heads];
-    // rows: stored keys. score[i] for i < n.
+    // rows: stored keys. score[i] for i < n. Rounded rows have at most kMaxIndexWidth channels; f32 rows and their stride
+    // are multiples of 4 bytes.
     void (*index_scores)(const uint8_t* q, int64_t q_stride, const float* w, int32_t heads, RowShape shape,
                          const uint8_t* const* rows, int64_t n, float* score);
 
     // ---- attention (section 12) for heads [0, heads) of one query. q, out: f32 [heads, d]; keys: n decoded rows f32 [d];
-    // scores: scratch f32 [n]. Output before the inverse rotary.
+    // scores: scratch f32 [heads, stride], stride >= n: every key row is read once for all heads, so each needs its own
+    // list. Output before the inverse rotary.
     void (*attend)(const float* q, int32_t heads, int64_t d, float scale, const float* const* keys, int64_t n,
-                   const float* sink, float* scores, float* out);
+                   const float* sink, float* scores, int64_t stride, float* out);
 
     // ---- router and experts (section 13)
     void (*router_scores)(const float* logits, int64_t n, float* s);         // sqrt(softplus(x))
@@ -84,7 +87,7 @@ struct Table {
 
     // ---- sampling (section 14)
     void (*exp_shifted)(const float* z, float shift, int64_t n, float* e);   // e = exp(z - shift)
-    float (*max_value)(const float* x, int64_t n, bool* finite);             // exact maximum; finite: all of x is
+    float (*max_value)(const float* x, int64_t n, bool* finite);  // exact maximum, +0 for any zero; finite: all of x is
 };
 
 // The table of a level, or null if this build has no such unit. `cpu` may still lack it: see core/cpu.h.

@@ -1,20 +1,90 @@
 """What a model is and how an engine is asked to run it: frozen records that check themselves.
 
-Owns the names of every architectural number (docs/architecture.md, spec sections 1.1 and 7) and their allowed ranges.
-Refuses files: readers in `weights/` turn config.json or GGUF metadata into keyword arguments and this module says
-whether they make sense. Imports nothing heavy.
+Owns the names of every architectural number (docs/architecture.md, spec sections 1.1 and 7), their allowed ranges
+(`INTEGERS`, `REALS`) and the relations between them. Refuses files: readers in `weights/` turn config.json or GGUF
+metadata into keyword arguments; this module says whether they make sense, and a reader adds the file and its own
+spelling of the field to what it says. Imports nothing heavy.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
-from typing import Literal
+from types import MappingProxyType
+from typing import Final, Literal
+
+from finback.errors import ConfigError
 
 ARITHMETIC_VERSION = 1
 """Version of docs/exactness.md that the kernels implement; part of every saved state and benchmark record."""
 
 LayerKind = Literal["window", "csa", "hca"]
+
+INTEGERS: Final[Mapping[str, tuple[int, int]]] = MappingProxyType(
+    {
+        # Lowest and highest value. The highest are far above any known model and low enough that a product of
+        # two of them, or a list of that length, cannot hurt.
+        "vocab_size": (1, 1 << 22),
+        "hidden_size": (1, 1 << 16),
+        "num_hidden_layers": (1, 1024),
+        "num_attention_heads": (1, 1024),
+        "num_key_value_heads": (1, 1),  # K and V are one row, shared by all heads
+        "head_dim": (2, 4096),
+        "qk_rope_head_dim": (2, 4096),
+        "q_lora_rank": (1, 1 << 16),
+        "o_lora_rank": (1, 1 << 16),
+        "o_groups": (1, 1024),
+        "sliding_window": (1, 1 << 16),
+        "compress_ratio": (0, 1 << 16),  # 0: a window-only layer
+        "index_n_heads": (1, 1024),
+        "index_head_dim": (2, 4096),
+        "index_topk": (1, 1 << 16),
+        "n_routed_experts": (1, 4096),
+        "num_experts_per_tok": (1, 64),
+        "n_shared_experts": (0, 1),
+        "moe_intermediate_size": (1, 1 << 17),
+        "num_hash_layers": (0, 1024),
+        "hc_mult": (1, 8),
+        "hc_sinkhorn_iters": (1, 1000),
+        "max_position_embeddings": (1, 1 << 20),  # the range of our sine and cosine, docs/exactness.md section 8
+        "original_context": (1, 1 << 31),
+        "token_id": (0, (1 << 22) - 1),
+    }
+)
+
+REALS: Final[Mapping[str, tuple[float, float]]] = MappingProxyType(
+    {
+        # Lowest and highest value, both allowed; never NaN or infinite.
+        "routed_scaling_factor": (1e-6, 1e6),
+        "swiglu_limit": (0.0, 1e6),  # 0: no clamp (docs/exactness.md section 13)
+        "hc_eps": (1e-30, 0.1),
+        "rms_norm_eps": (1e-30, 0.1),
+        "theta": (1.001, 1e12),
+        "factor": (1.0, 1e6),
+        "beta_fast": (1e-3, 1e6),
+        "beta_slow": (1e-3, 1e6),
+    }
+)
+
+
+def check_integer(limit: str, value: object, field: str | None = None) -> int:
+    """`value` as an int within `INTEGERS[limit]`; ConfigError naming `field` (default: `limit`) otherwise."""
+    low, high = INTEGERS[limit]
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        allowed = str(low) if low == high else f"whole numbers from {low} to {high}"
+        raise ConfigError(field or limit, value, allowed)
+    return value
+
+
+def check_real(limit: str, value: object, field: str | None = None) -> float:
+    """`value` as a finite float within `REALS[limit]`; ConfigError naming `field` (default: `limit`) otherwise."""
+    low, high = REALS[limit]
+    number = value if isinstance(value, (int, float)) and not isinstance(value, bool) else math.nan
+    if not low <= number <= high:  # NaN compares false
+        raise ConfigError(field or limit, value, f"numbers from {low:g} to {high:g}")
+    return float(number)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +96,17 @@ class RopeConfig:
     original_context: int = 65536
     beta_fast: float = 32.0
     beta_slow: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_real("theta", self.theta)
+        if self.factor is None:
+            return
+        check_real("factor", self.factor)
+        check_integer("original_context", self.original_context)
+        check_real("beta_fast", self.beta_fast)
+        check_real("beta_slow", self.beta_slow)
+        if self.beta_fast < self.beta_slow:
+            raise ConfigError("beta_fast", self.beta_fast, f"not below beta_slow ({self.beta_slow:g})")
 
     def frequencies(self, channels: int) -> list[float]:
         """Frequencies of the `channels // 2` pairs, each the f64 nearest to a 50-digit decimal result.
@@ -66,6 +147,11 @@ class LayerConfig:
     kind: LayerKind
     ratio: int  # tokens per compressed row; 0 for window-only layers
     hashed: bool  # routed by the table of token ids
+
+    def __post_init__(self) -> None:
+        check_integer("compress_ratio", self.ratio, "compress_ratios")
+        if (self.kind == "window") != (self.ratio == 0):
+            raise ConfigError("compress_ratios", self.ratio, f"0 for window-only layers, above 0 for {self.kind}")
 
     @property
     def has_indexer(self) -> bool:
@@ -112,3 +198,61 @@ class ModelConfig:
     @property
     def num_hidden_layers(self) -> int:
         return len(self.layers)
+
+    def __post_init__(self) -> None:
+        for field in INTEGERS:
+            if hasattr(self, field):
+                check_integer(field, getattr(self, field))
+        for field in REALS:
+            if hasattr(self, field):
+                check_real(field, getattr(self, field))
+        self._check_attention()
+        self._check_tokens()
+        for index, layer in enumerate((*self.layers, *self.mtp_layers)):
+            if layer.index != index:
+                stack = "layers" if index < len(self.layers) else "mtp_layers"
+                raise ConfigError(stack, layer.index, f"index {index} at that place of the stack")
+        if self.num_experts_per_tok > self.n_routed_experts:
+            allowed = f"from 1 to the number of routed experts, {self.n_routed_experts}"
+            raise ConfigError("num_experts_per_tok", self.num_experts_per_tok, allowed)
+
+    def _check_attention(self) -> None:
+        """Head and rotary widths against each other (spec sections 3.3 to 3.6)."""
+        rope, index = self.qk_rope_head_dim, self.index_head_dim
+        if rope % 2 or rope > self.head_dim:
+            allowed = f"even numbers from 2 to the head width, {self.head_dim}"
+            raise ConfigError("qk_rope_head_dim", rope, allowed)
+        if self.num_attention_heads % self.o_groups:
+            allowed = f"divisors of the number of heads, {self.num_attention_heads}"
+            raise ConfigError("o_groups", self.o_groups, allowed)
+        if not any(layer.has_indexer for layer in (*self.layers, *self.mtp_layers)):
+            return
+        if index < rope:
+            raise ConfigError("index_head_dim", index, f"from the rotary width, {rope}, up")
+        if self.cache_rounding and index & (index - 1):
+            allowed = "powers of two (its Hadamard transform needs one); or open with cache_rounding=False"
+            raise ConfigError("index_head_dim", index, allowed)
+
+    def _check_tokens(self) -> None:
+        """Special tokens must be rows of the embedding."""
+        named = [("bos_token_id", self.bos_token_id), ("pad_token_id", self.pad_token_id)]
+        named += [("eos_token_id", token) for token in self.eos_token_ids]
+        for field, token in named:
+            if token is not None and not 0 <= token < self.vocab_size:
+                raise ConfigError(field, token, f"ids of the vocabulary, 0 to {self.vocab_size - 1}")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationDefaults:
+    """What a checkpoint asks to be sampled with (generation_config.json); None where it says nothing."""
+
+    temperature: float | None = None  # 0 when the file says do_sample false
+    top_p: float | None = None
+    top_k: int | None = None
+
+    def __post_init__(self) -> None:
+        for field, value, high in (("temperature", self.temperature, 100.0), ("top_p", self.top_p, 1.0)):
+            if value is not None and not 0.0 <= value <= high:
+                raise ConfigError(field, value, f"numbers from 0 to {high:g}")
+        if self.top_k is not None and not 0 <= self.top_k <= 1 << 22:
+            raise ConfigError("top_k", self.top_k, f"whole numbers from 0 to {1 << 22}")

@@ -50,6 +50,15 @@ class RequestError(FinbackError):
     exit_code = 2
 
 
+class ConfigError(RequestError):
+    """A model's number makes no sense. Carries the field, the value and the allowed range, so that a reader of a
+    model file can say the same with the file's own spelling of the field."""
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        self.field, self.value, self.allowed = field, value, allowed
+        super().__init__(f"{field} is {shown(value)}; allowed: {allowed}")
+
+
 class MemoryBudgetError(FinbackError):
     """The work would not fit the memory budget. Carries the numbers, in bytes."""
 
@@ -61,7 +70,14 @@ class MemoryBudgetError(FinbackError):
 
 
 class NumericError(FinbackError):
-    """A computation met a value that is not finite; the request that caused it ends, the engine lives."""
+    """A computation met a value that is not finite; the request that caused it ends, the engine lives.
+
+    `rows`: the rows of the step concerned, ascending, where the error comes from a step; the others are good.
+    """
+
+    def __init__(self, message: str, *, rows: tuple[int, ...] = ()) -> None:
+        self.rows = rows
+        super().__init__(message)
 
 
 class EngineStateError(FinbackError):

@@ -30,7 +30,11 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Weight:
-    """One tensor: a matrix [out, in], a vector [n] or a table. `format` is a key of formats.blocks.FORMATS or I32/I64."""
+    """One tensor: a matrix [out, in], a vector [n] or a table. `format` is a key of formats.blocks.FORMATS.
+
+    With a `stride`, `data` spans from the first row's first byte to the last row's last one, and the bytes between
+    rows belong to another matrix.
+    """
 
     name: str
     format: str
@@ -39,6 +43,7 @@ class Weight:
     scale: Plane | None = None  # FP8_E4M3 and MXFP4_PAIRS keep their scales in a second plane
     scale_kind: ScaleKind | None = None
     scale_block: tuple[int, int] | None = None  # weights covered by one scale: (rows, columns)
+    stride: int | None = None  # bytes from a row to the next where rows lie apart (half of llama.cpp's eh_proj)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +68,10 @@ class Checkpoint(Protocol):
 
     config: ModelConfig
     paths: Sequence[Path]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors; ranges that several names share count once."""
 
     def weight(self, name: str) -> Weight:
         """A tensor by official name; ModelFileError naming the tensor if the model lacks it."""

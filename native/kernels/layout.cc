@@ -1,0 +1,95 @@
+// Sizes and names of the packed layouts: packed activation rows, stored cache rows. Owns the arithmetic of
+// bytes that the engine allocates by; the kernels lay out by the same constants (format.h). Refuses nothing:
+// shapes were checked before.
+#include "kernels/table.h"
+
+namespace finback {
+
+int64_t packed_bytes(Encoding e, int64_t k) {
+    switch (e) {
+        case Encoding::F32:
+            return pad64(4 * k);
+        case Encoding::BF16:
+            return pad64(2 * k);
+        case Encoding::A8x32:
+            return pad64(k) + 2 * pad64(k / 32 * 4);
+        case Encoding::A8x256:
+            return pad64(k) + pad64(k / 256 * 4) + pad64(k / 16 * 2);
+        case Encoding::COUNT:
+            break;
+    }
+    return 0;
+}
+
+int64_t cache_row_bytes(RowShape shape) {
+    if (!shape.rounded) return 4 * static_cast<int64_t>(shape.width);
+    if (shape.rotary > 0) return main_rotary_offset(shape.width - shape.rotary) + 2 * shape.rotary;
+    return (shape.width + 1) / 2 + (shape.width + kFp4Block - 1) / kFp4Block;
+}
+
+Encoding encoding_of(Format f) {
+    switch (f) {
+        case Format::FP8_E4M3:
+            return Encoding::BF16;
+        case Format::MXFP4:
+        case Format::MXFP4_PAIRS:
+        case Format::Q8_0:
+        case Format::Q4_0:
+            return Encoding::A8x32;
+        case Format::Q4_K:
+        case Format::Q6_K:
+            return Encoding::A8x256;
+        case Format::F32:
+        case Format::F16:
+        case Format::BF16:
+        case Format::COUNT:
+            break;
+    }
+    return Encoding::F32;
+}
+
+const char* format_name(Format f) {
+    switch (f) {
+        case Format::F32:
+            return "F32";
+        case Format::F16:
+            return "F16";
+        case Format::BF16:
+            return "BF16";
+        case Format::FP8_E4M3:
+            return "FP8_E4M3";
+        case Format::MXFP4:
+            return "MXFP4";
+        case Format::MXFP4_PAIRS:
+            return "MXFP4_PAIRS";
+        case Format::Q8_0:
+            return "Q8_0";
+        case Format::Q4_0:
+            return "Q4_0";
+        case Format::Q4_K:
+            return "Q4_K";
+        case Format::Q6_K:
+            return "Q6_K";
+        case Format::COUNT:
+            break;
+    }
+    return "?";
+}
+
+const char* encoding_name(Encoding e) {
+    switch (e) {
+        case Encoding::F32:
+            return "F32";
+        case Encoding::BF16:
+            return "BF16";
+        case Encoding::A8x32:
+            return "A8x32";
+        case Encoding::A8x256:
+            return "A8x256";
+        case Encoding::COUNT:
+            break;
+    }
+    return "?";
+}
+
+}  // namespace finback

@@ -1,0 +1,122 @@
+"""`finback.load`: from a path to a ready engine, in the order memory is promised: weights, arena, pages.
+
+Owns the defaults of an engine and the ranges of its settings. Refuses, before anything is allocated, what the budget cannot
+hold, with the numbers.
+"""
+
+from __future__ import annotations
+
+import os
+
+from finback import native
+from finback.engine.engine import Engine
+from finback.errors import ModelFileError, RequestError, shown
+from finback.models.registry import architecture_of
+from finback.ops.select import MAX_LOGIT_ROWS, open_model
+from finback.settings import default_threads, forced_isa
+from finback.text.tokenizer import Tokenizer
+from finback.weights.checkpoint import GgufVocabulary, OpenedCheckpoint, open_checkpoint
+from finback.weights.ledger import Ledger, budget_from
+
+DEFAULT_CONTEXT = 32768
+"""Tokens a sequence may hold unless asked otherwise. Pages are taken as a sequence grows, so a large context costs little
+until it is used: only the attention scratch is planned for it."""
+
+DEFAULT_PREFILL_CHUNK = 256
+"""Rows of a prefill step: enough to read each expert of V4-Flash once for six rows on average, few enough to answer Ctrl-C."""
+
+MAX_PREFILL_CHUNK = 4096
+MAX_THREADS = 1024
+
+
+def load(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    memory: str | int | None = None,
+    context: int | None = None,
+    threads: int | None = None,
+    isa: str | None = None,
+    prefill_chunk: int | None = None,
+    cache_rounding: bool | None = None,
+) -> Engine:
+    """Open a model and plan everything it needs.
+
+    Args:
+        path: a GGUF file (any part of a split one), a Hugging Face folder, or None for the embedded model.
+        memory: budget such as "16GiB" or a number of bytes; weights, arena, pages and checkpoints are charged to it.
+            None: 90 % of the memory this process may use.
+        context: most tokens of one sequence; None: 32768 or the model's limit, whichever is less.
+        threads: None: by CPU quota, affinity mask and physical cores (`finback doctor` tells).
+        isa: force an instruction-set level ("scalar", "avx2"); None: FINBACK_ISA, else the best this CPU has.
+        prefill_chunk: most rows of one step. It changes speed and memory, never a bit of an answer.
+        cache_rounding: round cache rows as DeepSeek's models were trained; None: on for DeepSeek checkpoints.
+
+    Raises:
+        ModelFileError, UnsupportedModelError: the file is broken, or holds something finback does not run.
+        MemoryBudgetError: it does not fit, with the numbers.
+        RequestError, PlatformError: a setting is out of range, or this machine lacks it.
+    """
+    count = default_threads().count if threads is None else _within("threads", threads, 1, MAX_THREADS)
+    chunk = DEFAULT_PREFILL_CHUNK if prefill_chunk is None else _within("prefill_chunk", prefill_chunk, 1, MAX_PREFILL_CHUNK)
+    level = native.select_level(isa if isa is not None else forced_isa())
+    ledger = Ledger(budget_from(memory))
+    if cache_rounding is not None and not isinstance(cache_rounding, bool):
+        raise RequestError(f"cache_rounding is {shown(cache_rounding)}; it must be True, False or None")
+    checkpoint = open_checkpoint(path, cache_rounding=cache_rounding is not False)
+    limit = checkpoint.config.max_position_embeddings
+    tokens = min(DEFAULT_CONTEXT, limit) if context is None else _within("context", context, 1, limit)
+    model = open_model(
+        checkpoint,
+        ledger,
+        architecture_of(checkpoint.config),
+        isa=level,
+        threads=count,
+        context=tokens,
+        max_rows=min(chunk, tokens),
+        max_logit_rows=min(MAX_LOGIT_ROWS, tokens),
+        cache_rounding=checkpoint.config.cache_rounding,
+    )
+    return Engine(
+        checkpoint,
+        model,
+        ledger,
+        context=tokens,
+        prefill_chunk=min(chunk, tokens),
+        tokenizer=open_tokenizer(checkpoint),
+    )
+
+
+def open_tokenizer(checkpoint: OpenedCheckpoint) -> Tokenizer | None:
+    """The tokenizer that lies with a model, or None: such a model takes token ids only. ModelFileError if it is broken or
+    has more tokens than the model."""
+    source = checkpoint.tokenizer
+    if source is None:
+        return None
+    if isinstance(source, GgufVocabulary):
+        tokenizer = Tokenizer.from_gguf(
+            source.path,
+            model=source.model,
+            pre=source.pre,
+            tokens=source.tokens,
+            token_types=source.token_types,
+            merges=source.merges,
+            bos_id=source.bos_id,
+            eos_id=source.eos_id,
+            pad_id=source.pad_id,
+        )
+    else:
+        tokenizer = Tokenizer.from_file(source)
+    if tokenizer.vocab_size > checkpoint.config.vocab_size:
+        where = source.path if isinstance(source, GgufVocabulary) else source
+        raise ModelFileError(
+            where,
+            f"the tokenizer has {tokenizer.vocab_size} tokens and the model's vocab_size is "
+            f"{checkpoint.config.vocab_size}; they do not belong together",
+        )
+    return tokenizer
+
+
+def _within(name: str, value: int, low: int, high: int) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise RequestError(f"{name} is {shown(value)}; it must be a whole number from {low} to {high}")
+    return value

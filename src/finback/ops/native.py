@@ -1,0 +1,292 @@
+"""A model as native programs: recorded once at load, then replayed, one native call a step.
+
+Owns the entry points (main, head, mtp), the arena they share, the weights they read and the batch that
+carries a step. Refuses, before anything is allocated, what the ledger does not grant. Numbers are checked
+by config.py, shapes by the recorder. Steps from several threads are computed one after another. Knows no
+text, no sampling and no policy of sequences.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from finback import native
+from finback.config import ModelConfig
+from finback.errors import EngineStateError, RequestError
+from finback.kv.layout import plan_layout
+from finback.kv.pages import PagePool, SequenceState
+from finback.ops.native_weights import NativeWeights
+from finback.ops.recorder import Recorder
+from finback.ops.tape import Limits, Tensor
+from finback.weights.ledger import Ledger
+from finback.weights.tensors import Checkpoint
+
+MAX_DRAFT = 3
+"""Rows that a sequence can take back by setting a length: two drafts of the MTP block and the token that
+was sampled."""
+
+W = TypeVar("W")
+
+
+class Architecture(Protocol[W]):
+    """A model file of finback.models, as the recorder uses it."""
+
+    def load_weights(self, config: ModelConfig, source: NativeWeights, /) -> W:
+        """Every tensor of the model."""
+
+    def forward(self, ops: Recorder, w: W, /) -> tuple[Tensor, Tensor]:
+        """Logits of the rows asked for, and the final streams of all rows."""
+
+    def head(self, ops: Recorder, w: W, streams: Tensor, /) -> Tensor:
+        """Logits of the rows asked for, from final streams."""
+
+    def forward_mtp(self, ops: Recorder, w: W, streams: Tensor, /) -> tuple[Tensor, Tensor]:
+        """Logits and final streams of the draft block."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A row of the listing: an operation of an entry point, and one value that it writes."""
+
+    entry: str
+    op: str
+    rows: int
+    shape: tuple[int, int]  # parts, width
+    nbytes: int
+    offset: int
+
+
+class NativeModel:
+    """A loaded model. `close()` gives its memory back."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        ledger: Ledger,
+        architecture: Architecture[Any],
+        *,
+        isa: str,
+        threads: int,
+        context: int,
+        max_rows: int,
+        max_logit_rows: int,
+        cache_rounding: bool,
+        max_draft: int = MAX_DRAFT,
+    ) -> None:
+        """Record the programs of `architecture` over the weights of `checkpoint`.
+
+        Args:
+            isa: a level of `native.select_level`.
+            context: the most tokens of a sequence.
+            max_rows, max_logit_rows: the most rows of a step, and of logits of one replay.
+
+        Raises:
+            ModelFileError, UnsupportedModelError: a tensor is not where it should be, or has no kernel.
+            ConfigError: cache_rounding is on for a model whose widths cannot be rounded.
+            MemoryBudgetError: weights or arena do not fit.
+            PlatformError: the system refuses the threads.
+        """
+        # Rounding has a say in which shapes are possible: the record checks itself again.
+        self.config = replace(checkpoint.config, cache_rounding=cache_rounding)
+        self.isa, self.threads = isa, threads
+        self.cache_rounding, self.max_rows = cache_rounding, max_rows
+        self._ledger = ledger
+        self.layout = plan_layout(self.config, cache_rounding=cache_rounding, max_draft=max_draft)
+        self._limits = Limits(max_rows, max_logit_rows, context, threads)
+        self._weights = NativeWeights(checkpoint, ledger)
+        self._arena: _Arena | None = None
+        try:
+            recorder = Recorder(self.config, self.layout, self._limits, str(checkpoint.paths[0]))
+            self._results = _record(
+                recorder, architecture, architecture.load_weights(self.config, self._weights)
+            )
+            self._tape, self._placing = recorder.tape, recorder.tape.plan()
+            self._arena = _Arena(self._placing.size, ledger)
+            self._programs = {
+                entry: self._program(ops, self._arena.buffer) for entry, ops in self._tape.entries.items()
+            }
+        except BaseException:
+            self._give_back()
+            raise
+        self._batch = native.Batch(max_rows, max_logit_rows, self.config.vocab_size)
+        self._pool = PagePool(self.layout, ledger)
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def _program(self, ops: range, arena: native.Buffer) -> native.Program:
+        program = native.start_program(
+            self.isa,
+            self.threads,
+            max_rows=self._limits.max_rows,
+            max_logit_rows=self._limits.max_logit_rows,
+            max_context=self._limits.max_context,
+            vocab=self.config.vocab_size,
+            arena=arena,
+            layout=self.layout.handle,
+        )
+        for i in ops:
+            self._tape.nodes[i].emit(program, self._value)
+        return program
+
+    def _value(self, tensor: Tensor) -> native.Value:
+        return native.Value(
+            self._placing.offsets[tensor.number], tensor.row_bytes, tensor.parts, tensor.width
+        )
+
+    # ---- running
+
+    def new_sequence(self) -> SequenceState:
+        """An empty sequence; MemoryBudgetError if its frontier does not fit."""
+        self._check_usable()
+        return SequenceState(self._pool, self._ledger)
+
+    def run(self, state: SequenceState, ids: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Compute `ids` after the `state.length` tokens of a sequence; logits f32 [len(rows), V] of the
+        rows asked for.
+
+        Args:
+            ids: 1 to `max_rows` token ids of the vocabulary. Pages for them must have been reserved.
+            rows: rows of the step, ascending; row i is the one of ids[i].
+
+        On an error or Ctrl-C the sequence keeps its length, but its rings may have been overwritten: go
+        back to a checkpoint or to 0. See `native.run` for the errors.
+        """
+        self._check_usable()
+        with self._lock:
+            logits = self._step(("main", "head"), state, state.length, ids, rows)
+            state.advance(len(ids))
+        return logits
+
+    def draft(self, state: SequenceState, ids: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.float32]:
+        """The draft block over the rows of the run just made: logits of the tokens after next.
+
+        Row i combines the final streams of row i of that run with the token ids[i] that follows it, so
+        `ids` has as many tokens as the run had. RequestError if the model has no draft block.
+        """
+        self._check_usable()
+        if "mtp" not in self._programs:
+            raise RequestError(
+                "this model has no draft block (num_nextn_predict_layers is 0); decode without drafts"
+            )
+        if len(rows) > self._limits.max_logit_rows:
+            raise RequestError(
+                f"{len(rows)} rows of draft logits exceed the limit of {self._limits.max_logit_rows}"
+            )
+        with self._lock:
+            return self._step(("mtp",), state, state.length - len(ids), ids, rows)
+
+    def _step(
+        self,
+        entries: tuple[str, ...],
+        state: SequenceState,
+        position: int,
+        ids: Sequence[int],
+        rows: Sequence[int],
+    ) -> npt.NDArray[np.float32]:
+        """Run the first entry, and the last one again for logits beyond the limit of one replay."""
+        logits = np.empty((len(rows), self.config.vocab_size), np.float32)
+        limit = self._limits.max_logit_rows
+        try:
+            self._batch.clear()
+            self._batch.add(state.handle, position, np.asarray(ids, np.int32))
+            for start in range(0, max(len(rows), 1), limit):
+                entry = entries[-1] if start else entries[0]
+                self._batch.want_logits(np.asarray(rows[start : start + limit], np.int32))
+                native.run(self._programs[entry], self._batch)
+                part = logits[start : start + limit]
+                part[:] = self._logits(entry, len(part))
+        finally:
+            self._batch.clear()
+        return logits
+
+    def _logits(self, entry: str, n: int) -> npt.NDArray[np.float32]:
+        value = self._value(self._results[entry])
+        assert self._arena is not None, "a step runs before close()"
+        rows = self._arena.buffer.view()[value.offset : value.offset + n * value.row_bytes].view(np.float32)
+        return rows.reshape(n, value.row_bytes // 4)[:, : value.width]
+
+    def _check_usable(self) -> None:
+        if self._closed:
+            raise EngineStateError("this model is closed; load it again")
+        if (
+            native.pool_owner() != os.getpid()
+        ):  # before the lock, which the parent may have held when it forked
+            raise native.forked()
+
+    # ---- looking in
+
+    def program_listing(self) -> list[Listed]:
+        """Every operation of every entry point, once for each value it writes, with bytes and offset in the
+        arena."""
+        listed = []
+        for entry, ops in self._tape.entries.items():
+            for i in ops:
+                node = self._tape.nodes[i]
+                for t in node.writes:
+                    size, offset = self._tape.size_of(t), self._placing.offsets[t.number]
+                    listed.append(
+                        Listed(entry, node.op, size // t.row_bytes, (t.parts, t.width), size, offset)
+                    )
+        return listed
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of the arena."""
+        return self._placing.size
+
+    def close(self) -> None:
+        """Give weights and arena back. Sequences give theirs back when they are closed. Closing twice is
+        fine."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._programs.clear()
+            self._give_back()
+
+    def _give_back(self) -> None:
+        if self._arena is not None:
+            self._arena.release()
+            self._arena = None
+        self._weights.release()
+
+
+def _record(recorder: Recorder, architecture: Architecture[W], weights: W) -> dict[str, Tensor]:
+    """Record all entry points; the logits of each."""
+    results = {}
+    results["main"], streams = architecture.forward(recorder, weights)
+    recorder.tape.pin(streams)
+    recorder.finish_entry("main", [results["main"]])
+    results["head"] = architecture.head(recorder, weights, streams)
+    recorder.finish_entry("head", [results["head"]])
+    if recorder.config.mtp_layers:
+        results["mtp"], _ = architecture.forward_mtp(recorder, weights, streams)
+        recorder.finish_entry("mtp", [results["mtp"]])
+    return results
+
+
+class _Arena:
+    """The memory of all values, charged as "arena"."""
+
+    def __init__(self, size: int, ledger: Ledger) -> None:
+        self._ledger, self._size = ledger, native.buffer_size(size)
+        ledger.reserve(
+            "arena", self._size, "raise memory=, or load with a smaller prefill_chunk= or context="
+        )
+        try:
+            self.buffer = native.allocate(self._size, "the arena")
+        except BaseException:
+            ledger.release("arena", self._size)
+            raise
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._ledger.release("arena", self._size)
+        del self.buffer

@@ -1,0 +1,94 @@
+"""Which backend runs a model, and the verbs every backend has.
+
+Owns the choice: the native program, or eager NumPy under FINBACK_EAGER=1. Imports a backend only when it is
+chosen. Refuses to fall back from one to the other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from finback.config import ModelConfig
+from finback.settings import eager
+
+if TYPE_CHECKING:
+    from finback.ops.native import Listed
+    from finback.weights.ledger import Ledger
+    from finback.weights.tensors import Checkpoint
+
+MAX_LOGIT_ROWS = 64
+"""Rows of logits one replay gives; more are computed by replaying the head. 64 rows of 129,280 take 33 MB,
+and reading the head once for 64 rows already costs a tenth of computing them."""
+
+
+class Copy(Protocol):
+    """A point that a sequence can come back to."""
+
+    def release(self) -> None:
+        """Give its memory back."""
+
+
+class State(Protocol):
+    """What one sequence holds (kv.pages.SequenceState says what each verb means)."""
+
+    length: int
+
+    def reserve(self, length: int) -> None: ...
+    def can_rewind(self, length: int) -> bool: ...
+    def rewind(self, length: int) -> None: ...
+    def clear(self) -> None: ...
+    def checkpoint(self) -> Copy: ...
+    def restore(self, copy: Any, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class Model(Protocol):
+    """A loaded model (ops.native.NativeModel says what each verb means)."""
+
+    config: ModelConfig
+    isa: str
+    threads: int
+    max_rows: int
+    cache_rounding: bool
+
+    def new_sequence(self) -> State: ...
+    def program_listing(self) -> list[Listed]: ...
+    def run(self, state: Any, ids: Sequence[int], rows: Sequence[int], /) -> npt.NDArray[np.float32]: ...
+    def close(self) -> None: ...
+
+
+def open_model(
+    checkpoint: Checkpoint,
+    ledger: Ledger,
+    architecture: Any,
+    *,
+    isa: str,
+    threads: int,
+    context: int,
+    max_rows: int,
+    max_logit_rows: int,
+    cache_rounding: bool,
+) -> Model:
+    """The model of a checkpoint on the backend that the settings ask for; see `NativeModel` for arguments
+    and errors."""
+    if eager():
+        from finback.ops.eager_model import EagerModel
+
+        return EagerModel(checkpoint, architecture, isa=isa, max_rows=max_rows, cache_rounding=cache_rounding)
+    from finback.ops.native import NativeModel
+
+    return NativeModel(
+        checkpoint,
+        ledger,
+        architecture,
+        isa=isa,
+        threads=threads,
+        context=context,
+        max_rows=max_rows,
+        max_logit_rows=max_logit_rows,
+        cache_rounding=cache_rounding,
+    )
