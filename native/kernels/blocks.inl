@@ -93,12 +93,19 @@ inline uint16_t bf16_code(float x) {
 // ---- scales beside the codes
 // ---------------------------------------------------------------------------------------
 
-// Scale of the block that holds row r in block column c.
-inline float plane_scale(const Matrix& w, int64_t r, int64_t c) {
-    const int64_t i = r / w.block_rows * w.scale_cols + c;
-    if (w.scale_kind == ScaleKind::E8M0) return f32_of_e8m0(w.scales[i]);
-    return load<float>(w.scales + 4 * i);
-}
+// The scales of one row of a matrix with a scale plane, by block column.
+class ScaleRow {
+  public:
+    ScaleRow() = default;
+    ScaleRow(const Matrix& w, int64_t r) : e8m0_(w.scale_kind == ScaleKind::E8M0) {
+        at_ = w.scales + r / w.block_rows * w.scale_cols * (e8m0_ ? 1 : 4);
+    }
+    float operator[](int64_t c) const { return e8m0_ ? f32_of_e8m0(at_[c]) : load<float>(at_ + 4 * c); }
+
+  private:
+    const uint8_t* at_ = nullptr;
+    bool e8m0_ = true;
+};
 
 inline const uint8_t* row_of(const Matrix& w, int64_t r) { return w.data + r * w.row_bytes; }
 
@@ -228,10 +235,10 @@ void decode_floats(const Matrix& w, int64_t r, float* out) {
 
 void decode_fp8(const Matrix& w, int64_t r, float* out) {
     const uint8_t* row = row_of(w, r);
-    float scale = 0;
-    for (int64_t i = 0; i < w.cols; i++) {
-        if (i % w.block_cols == 0) scale = plane_scale(w, r, i / w.block_cols);
-        out[i] = kE4M3.value[row[i]] * scale;
+    const ScaleRow scales(w, r);
+    for (int64_t c0 = 0, c = 0; c0 < w.cols; c0 += w.block_cols, c++) {
+        const int64_t c1 = c0 + w.block_cols < w.cols ? c0 + w.block_cols : w.cols;
+        for (int64_t i = c0; i < c1; i++) out[i] = kE4M3.value[row[i]] * scales[c];
     }
 }
 

@@ -1,6 +1,6 @@
 // Activation packing and matrix products with AVX2, FMA and F16C: the bits of linear_scalar.inl, fast.
 // Included inside the anonymous namespace of isa_avx2.cc. Owns packing and the table entries; the products
-// are in linear_avx2_codes.inl (integer block formats) and linear_avx2_floats.inl (F32, F16, BF16, FP8).
+// are in the files included below: codes and kquants (integer block formats), floats (F32, F16, BF16), fp8.
 // Refuses nothing except rows that hold a NaN or an infinity, which pack to zeros.
 //
 // Both kinds of product walk the same way. A pass takes a group of inputs small enough to stay in the
@@ -10,8 +10,8 @@
 
 namespace products {
 
-constexpr int64_t kPassBytes =
-    256 * 1024;  // packed inputs of one pass: half of the smallest second-level cache we meet
+// Packed inputs of one pass: half of the smallest second-level cache we meet.
+constexpr int64_t kPassBytes = 256 * 1024;
 
 // Inputs of one pass: as many as fit kPassBytes, at least `least`, at most `most`.
 inline int64_t inputs_per_pass(int64_t bytes_per_input, int64_t least, int64_t most) {
@@ -21,12 +21,24 @@ inline int64_t inputs_per_pass(int64_t bytes_per_input, int64_t least, int64_t m
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
+// The same value, of which the compiler knows nothing. Costs no instruction; used where its rearranging costs
+// many.
+inline __m256i opaque(__m256i v) {
+    asm("" : "+x"(v));
+    return v;
+}
+
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-// Sixteen bytes from each of two places: a in the low half.
+// Sixteen bytes from each of two places, a in the low half. Two broadcasts cost loads only, an insert a
+// shuffle.
 inline __m256i load_pair(const void* a, const void* b) {
-    return _mm256_inserti128_si256(_mm256_castsi128_si256(load128(a)), load128(b), 1);
+    return _mm256_blend_epi32(_mm256_broadcastsi128_si256(load128(a)),
+                              _mm256_broadcastsi128_si256(load128(b)), 0xf0);
 }
+
+// Into the second-level cache; an address outside of the matrix does nothing.
+inline void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 // ---- packing
 // -------------------------------------------------------------------------------------------------------
@@ -153,6 +165,8 @@ bool pack_a8x256(const float* x, int64_t k, uint8_t* dst) {
 
 #include "kernels/linear_avx2_codes.inl"
 #include "kernels/linear_avx2_floats.inl"
+#include "kernels/linear_avx2_fp8.inl"
+#include "kernels/linear_avx2_kquants.inl"
 
 }  // namespace products
 
@@ -166,10 +180,10 @@ constexpr void fill_linear(Table& t) {
     set(Format::F16, products::linear_floats<products::LanesF16>);
     set(Format::BF16, products::linear_floats<products::LanesBF16>);
     set(Format::FP8_E4M3, products::linear_fp8);
-    set(Format::MXFP4, products::linear_codes<products::TileMXFP4>);
-    set(Format::MXFP4_PAIRS, products::linear_codes<products::TileMXFP4Pairs>);
-    set(Format::Q8_0, products::linear_q8_0);
-    set(Format::Q4_0, products::linear_codes<products::TileQ4_0>);
+    set(Format::MXFP4, products::linear_codes<products::Tile32<products::SourceMXFP4>>);
+    set(Format::MXFP4_PAIRS, products::linear_codes<products::Tile32<products::SourceMXFP4Pairs>>);
+    set(Format::Q8_0, products::linear_codes<products::TileQ8_0>);
+    set(Format::Q4_0, products::linear_codes<products::Tile32<products::SourceQ4_0>>);
     set(Format::Q4_K, products::linear_codes<products::TileQ4_K>);
     set(Format::Q6_K, products::linear_codes<products::TileQ6_K>);
     blocks::fill_decode_row(t);

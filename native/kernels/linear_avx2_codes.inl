@@ -1,14 +1,15 @@
 // Products of the integer block formats with AVX2. Owns the tiles: one block of eight rows, decoded so that
-// row r sits in 32-bit lane r of every register. Column order inside a block is free, since integer sums are
-// exact.
+// row r sits in 32-bit lane r of every register; the formats with blocks of 32; and the walk over a matrix.
+// The formats with blocks of 256 are in linear_avx2_kquants.inl. Column order inside a block is free, since
+// integer sums are exact.
 //
 // Codes are made unsigned by a bias and multiplied by the signed activation codes with maddubs, which adds
 // two neighbouring products in 16 bits; the bias is taken out with the activation sums. What keeps every
 // 16-bit sum exact (|a| <= 127):
 //
-//   codes 0..15  (Q4_0, Q4_K, half bytes of Q8_0)   eight registers: 16 products * 15 * 127 = 30480
-//   codes 0..24  (MXFP4 + 12)                       four registers:   8 products * 24 * 127 = 24384
-//   codes 0..63  (Q6_K)                             two registers:    4 products * 63 * 127 = 32004 limit
+//   codes 0..15  (Q4_K, half bytes of Q8_0)   eight registers: 16 products * 15 * 127 = 30480
+//   codes 0..24  (MXFP4 + 12, Q4_0)           four registers:   8 products * 24 * 127 = 24384
+//   codes 0..63  (Q6_K)                       two registers:    4 products * 63 * 127 = 32004      limit
 //   32767
 //
 // A register of eight rows x four columns meets a broadcast of four activations, so nothing is ever summed
@@ -41,10 +42,8 @@ inline Quad transpose(__m256i r04, __m256i r15, __m256i r26, __m256i r37) {
              _mm256_unpackhi_epi64(b, d)}};
 }
 inline Quad quad_at(const TileRows& rows, int64_t offset) {
-    return transpose(load_pair(rows.at[0] + offset, rows.at[4] + offset),
-                     load_pair(rows.at[1] + offset, rows.at[5] + offset),
-                     load_pair(rows.at[2] + offset, rows.at[6] + offset),
-                     load_pair(rows.at[3] + offset, rows.at[7] + offset));
+    const auto both = [&](int i) { return load_pair(rows.at[i] + offset, rows.at[i + 4] + offset); };
+    return transpose(both(0), both(1), both(2), both(3));
 }
 
 inline __m256i low_nibbles(__m256i v) { return _mm256_and_si256(v, _mm256_set1_epi8(15)); }
@@ -58,25 +57,26 @@ inline __m256 halves_at(const TileRows& rows, int64_t offset) {
     return _mm256_cvtph_ps(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)));
 }
 
-// half_of_e8m0 of eight bytes. 2^(b-127) by shifting, then halved; b = 0 becomes 2^-127 by the max, b = 255 a
-// NaN by the or.
-inline __m256 halves_of_e8m0(__m128i bytes) {
+// half_of_e8m0 of byte(i) in lane i. 2^(b-127) by shifting, then halved; b = 0 becomes 2^-127 by the max, b =
+// 255 a NaN by the or.
+template <class Byte>
+inline __m256 halves_of_e8m0(Byte byte) {
+    const auto e = [&](int i) { return static_cast<char>(byte(i)); };
+    const __m128i bytes =
+        _mm_setr_epi8(e(0), e(1), e(2), e(3), e(4), e(5), e(6), e(7), 0, 0, 0, 0, 0, 0, 0, 0);
     const __m256i b = _mm256_cvtepu8_epi32(bytes);
     const __m256i power = _mm256_max_epi32(_mm256_slli_epi32(b, 23), _mm256_set1_epi32(0x00400000));
     const __m256i nan = _mm256_srli_epi32(_mm256_cmpeq_epi32(b, _mm256_set1_epi32(255)), 1);
     return _mm256_mul_ps(_mm256_castsi256_ps(_mm256_or_si256(power, nan)), _mm256_set1_ps(0.5f));
 }
 
-inline __m256i four_activations(const int8_t* a) {
+// Four activations, for all rows.
+inline __m256i four(const int8_t* a) {
     return _mm256_set1_epi32(blocks::load<int32_t>(reinterpret_cast<const uint8_t*>(a)));
 }
 inline __m256i sum_pairs(__m256i v) { return _mm256_madd_epi16(v, _mm256_set1_epi16(1)); }
 
-// Nothing at run time. The compiler may otherwise rearrange an integer sum into a tree, whose leaves do not
-// fit sixteen registers: measured 1.5 times slower through spills.
-inline void keep_in_order(__m256i& sum) { asm("" : "+x"(sum)); }
-
-// h[t] = 16-bit sums over kCount registers of codes; a[t] points at their first activation.
+// h[t] = 16-bit sums over kCount registers of codes for T inputs, whose activations start at a[t] + first.
 template <int T, int kCount>
 [[gnu::always_inline]] inline void dot_codes(const __m256i* u, const int8_t* const* a, int64_t first,
                                              __m256i* h) {
@@ -85,9 +85,9 @@ template <int T, int kCount>
         const __m256i w = _mm256_load_si256(u + j);
 #pragma GCC unroll 4
         for (int t = 0; t < T; t++) {
-            const __m256i p = _mm256_maddubs_epi16(w, four_activations(a[t] + first + 4 * j));
-            h[t] = j == 0 ? p : _mm256_add_epi16(h[t], p);
-            keep_in_order(h[t]);
+            const __m256i p = _mm256_maddubs_epi16(w, four(a[t] + first + 4 * j));
+            // opaque: else the sum becomes a tree, whose leaves do not fit the registers
+            h[t] = j == 0 ? p : opaque(_mm256_add_epi16(h[t], p));
         }
     }
 }
@@ -111,40 +111,37 @@ struct Inputs {
             sum[t] = x[t] + layout.sum;
         }
     }
-    int sum32(int t, int64_t b) const { return reinterpret_cast<const int32_t*>(sum[t])[b]; }
-    // Sums of two neighbouring groups of sixteen, as a pair of 16-bit lanes.
+    // A8x32: the sum of block b.
+    __m256i sum32(int t, int64_t b) const { return _mm256_set1_epi32(blocks::load<int32_t>(sum[t] + 4 * b)); }
+    // A8x256: the sums of the neighbouring groups 2i and 2i + 1, as a pair of 16-bit lanes.
     __m256i sum_pair(int t, int64_t i) const {
         return _mm256_set1_epi32(blocks::load<int32_t>(sum[t] + 4 * i));
     }
 };
 
-// ---- tiles: decode() fills one block of eight rows, step() runs it for T inputs
-// ---------------------------------------
+// ---- blocks of 32 with four-bit codes
+// --------------------------------------------------------------------------------
+//
+// A source gives the eight registers of a block of eight rows: use(i, codes), codes of columns 4i .. 4i+3 in
+// the order of activations(), biased by kBias. It also gives the scales.
 
-struct TileQ4_0 {
-    static constexpr int kBlock = 32, kChunk = 16;
-    __m256i u[8];
-    __m256 d;
+struct SourceQ4_0 {
+    static constexpr int kBias = 8;
+    static constexpr int64_t kBytes = sizeof(BlockQ4_0);
 
-    void decode(const Matrix&, const TileRows& rows, int64_t b) {
-        const int64_t at = b * static_cast<int64_t>(sizeof(BlockQ4_0));
-        const Quad q = quad_at(rows, at + 2);
+    template <class Use>
+    [[gnu::always_inline]] static inline void visit(const TileRows& rows, int64_t b, Use use) {
+        const Quad q = quad_at(rows, b * kBytes + 2);
+#pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
-            u[j] = low_nibbles(q.v[j]);
-            u[4 + j] = high_nibbles(q.v[j]);
-        }
-        d = halves_at(rows, at);
-    }
-
-    template <int T>
-    void step(const Inputs<T>& in, int64_t b, __m256* acc) const {
-        __m256i h[T];
-        dot_codes<T, 8>(u, in.code, 32 * b, h);
-        for (int t = 0; t < T; t++) {
-            const __m256i sum = _mm256_sub_epi32(sum_pairs(h[t]), _mm256_set1_epi32(8 * in.sum32(t, b)));
-            acc[t] = chain(sum, d, in.d[t][b], acc[t]);
+            use(j, low_nibbles(q.v[j]));
+            use(4 + j, high_nibbles(q.v[j]));
         }
     }
+    static __m256 scales(const Matrix&, const TileRows& rows, int64_t b) {
+        return halves_at(rows, b * kBytes);
+    }
+    static const int8_t* activations(const int8_t* a, int8_t*) { return a; }
 };
 
 // Doubled E2M1 values plus 12.
@@ -154,95 +151,130 @@ inline __m256i biased_e2m1(__m256i nibbles) {
     return _mm256_shuffle_epi8(table, nibbles);
 }
 
-// One block against T inputs whose 32 activations start at a[t] + first, in the order of the tile's
-// registers.
-template <int T>
-[[gnu::always_inline]] inline void step_mxfp4(const __m256i* u, __m256 d, const int8_t* const* a,
-                                              int64_t first, const Inputs<T>& in, int64_t b, __m256* acc) {
-    __m256i h[T], g[T];
-    dot_codes<T, 4>(u, a, first, h);
-    dot_codes<T, 4>(u + 4, a, first + 16, g);
-    for (int t = 0; t < T; t++) {
-        const __m256i biased = _mm256_add_epi32(sum_pairs(h[t]), sum_pairs(g[t]));
-        acc[t] =
-            chain(_mm256_sub_epi32(biased, _mm256_set1_epi32(12 * in.sum32(t, b))), d, in.d[t][b], acc[t]);
-    }
-}
+struct SourceMXFP4 {
+    static constexpr int kBias = 12;
+    static constexpr int64_t kBytes = sizeof(BlockMXFP4);
 
-struct TileMXFP4 {
-    static constexpr int kBlock = 32, kChunk = 16;
-    __m256i u[8];
-    __m256 d;
-
-    void decode(const Matrix&, const TileRows& rows, int64_t b) {
-        const int64_t at = b * static_cast<int64_t>(sizeof(BlockMXFP4));
-        const Quad q = quad_at(rows, at + 1);
+    template <class Use>
+    [[gnu::always_inline]] static inline void visit(const TileRows& rows, int64_t b, Use use) {
+        const Quad q = quad_at(rows, b * kBytes + 1);
+#pragma GCC unroll 4
         for (int j = 0; j < 4; j++) {
-            u[j] = biased_e2m1(low_nibbles(q.v[j]));
-            u[4 + j] = biased_e2m1(high_nibbles(q.v[j]));
+            use(j, biased_e2m1(low_nibbles(q.v[j])));
+            use(4 + j, biased_e2m1(high_nibbles(q.v[j])));
         }
-        const auto e = [&](int i) { return static_cast<char>(rows.at[i][at]); };
-        d = halves_of_e8m0(
-            _mm_setr_epi8(e(0), e(1), e(2), e(3), e(4), e(5), e(6), e(7), 0, 0, 0, 0, 0, 0, 0, 0));
     }
-
-    template <int T>
-    void step(const Inputs<T>& in, int64_t b, __m256* acc) const {
-        step_mxfp4<T>(u, d, in.code, 32 * b, in, b, acc);
+    static __m256 scales(const Matrix&, const TileRows& rows, int64_t b) {
+        return halves_of_e8m0([&](int i) { return rows.at[i][b * kBytes]; });
     }
+    static const int8_t* activations(const int8_t* a, int8_t*) { return a; }
 };
 
 // Dword j of a row holds the even columns of 8j .. 8j+7 in its low nibbles and the odd ones in its high
-// nibbles. The registers stay that way; the activations are brought into the same order, half by half: even
-// columns, odd columns.
-struct TileMXFP4Pairs {
+// nibbles. The registers stay that way; the activations are brought into the same order, sixteen by sixteen:
+// even columns, odd columns.
+struct SourceMXFP4Pairs {
+    static constexpr int kBias = 12;
+    static constexpr int64_t kBytes = 16;
+
+    template <class Use>
+    [[gnu::always_inline]] static inline void visit(const TileRows& rows, int64_t b, Use use) {
+        const Quad q = quad_at(rows, b * kBytes);
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            const int i = j / 2 * 4 + j % 2;
+            use(i, biased_e2m1(low_nibbles(q.v[j])));
+            use(i + 2, biased_e2m1(high_nibbles(q.v[j])));
+        }
+    }
+    static __m256 scales(const Matrix& w, const TileRows& rows, int64_t b) {
+        return halves_of_e8m0([&](int i) { return w.scales[rows.index[i] * w.scale_cols + b]; });
+    }
+    static const int8_t* activations(const int8_t* a, int8_t* room) {
+        const __m128i order = _mm_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
+        const __m256i sorted = _mm256_shuffle_epi8(load256(a), _mm256_broadcastsi128_si256(order));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(room), sorted);
+        return room;
+    }
+};
+
+// A tile: decode() fills it with one block of eight rows, step() runs it for T inputs. one() does both for a
+// single input without the tile.
+template <class Source>
+struct Tile32 {
     static constexpr int kBlock = 32, kChunk = 16;
+    static constexpr int64_t kBytes = Source::kBytes;
     __m256i u[8];
     __m256 d;
 
     void decode(const Matrix& w, const TileRows& rows, int64_t b) {
-        const Quad q = quad_at(rows, 16 * b);
-        for (int j = 0; j < 4; j++) {
-            const int at = j / 2 * 4 + j % 2;
-            u[at] = biased_e2m1(low_nibbles(q.v[j]));
-            u[at + 2] = biased_e2m1(high_nibbles(q.v[j]));
-        }
-        const auto e = [&](int i) { return static_cast<char>(w.scales[rows.index[i] * w.scale_cols + b]); };
-        d = halves_of_e8m0(
-            _mm_setr_epi8(e(0), e(1), e(2), e(3), e(4), e(5), e(6), e(7), 0, 0, 0, 0, 0, 0, 0, 0));
+        Source::visit(rows, b, [&](int i, __m256i v) { u[i] = v; });
+        d = Source::scales(w, rows, b);
     }
 
     template <int T>
     void step(const Inputs<T>& in, int64_t b, __m256* acc) const {
-        const __m256i order = _mm256_setr_epi8(0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15,  //
-                                               0, 2, 4, 6, 8, 10, 12, 14, 1, 3, 5, 7, 9, 11, 13, 15);
-        alignas(32) int8_t sorted[T][32];
+        alignas(32) int8_t room[T][32];
         const int8_t* a[T];
-        for (int t = 0; t < T; t++) {
-            const __m256i v = _mm256_shuffle_epi8(load256(in.code[t] + 32 * b), order);
-            _mm256_store_si256(reinterpret_cast<__m256i*>(sorted[t]), v);
-            a[t] = sorted[t];
-        }
-        step_mxfp4<T>(u, d, a, 0, in, b, acc);
+        __m256i h[T], g[T];
+        for (int t = 0; t < T; t++) a[t] = Source::activations(in.code[t] + 32 * b, room[t]);
+        dot_codes<T, 4>(u, a, 0, h);
+        dot_codes<T, 4>(u + 4, a, 16, g);
+        for (int t = 0; t < T; t++) acc[t] = close(h[t], g[t], d, in, t, b, acc[t]);
+    }
+
+    static __m256 one(const Matrix& w, const TileRows& rows, const Inputs<1>& in, int64_t b, __m256 acc) {
+        alignas(32) int8_t room[32];
+        const int8_t* a = Source::activations(in.code[0] + 32 * b, room);
+        __m256i h[2] = {_mm256_setzero_si256(), _mm256_setzero_si256()};
+        Source::visit(rows, b, [&](int i, __m256i v) {
+            h[i / 4] = opaque(_mm256_add_epi16(h[i / 4], _mm256_maddubs_epi16(v, four(a + 4 * i))));
+        });
+        return close(h[0], h[1], Source::scales(w, rows, b), in, 0, b, acc);
+    }
+
+    // The sums of activations fit 16 bits, so that madd multiplies them by the bias.
+    template <int T>
+    static __m256 close(__m256i h, __m256i g, __m256 d, const Inputs<T>& in, int t, int64_t b, __m256 acc) {
+        const __m256i bias = _mm256_madd_epi16(in.sum32(t, b), _mm256_set1_epi32(Source::kBias));
+        const __m256i sum = _mm256_sub_epi32(_mm256_add_epi32(sum_pairs(h), sum_pairs(g)), bias);
+        return chain(sum, d, in.d[t][b], acc);
     }
 };
+
+// ---- Q8_0
+// ------------------------------------------------------------------------------------------------------------
+
+// Sums of the eight lanes of each of eight registers, one per lane.
+inline __m256i sum_lanes(const __m256i* p) {
+    const auto halve = [](__m256i a, __m256i b) {
+        return _mm256_add_epi32(_mm256_unpacklo_epi32(a, b), _mm256_unpackhi_epi32(a, b));
+    };
+    const auto quarter = [](__m256i a, __m256i b) {
+        return _mm256_add_epi32(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+    };
+    const __m256i low = quarter(halve(p[0], p[1]), halve(p[2], p[3]));
+    const __m256i high = quarter(halve(p[4], p[5]), halve(p[6], p[7]));
+    return _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
+                            _mm256_permute2x128_si256(low, high, 0x31));
+}
 
 // w + 128 = 16 * high + low: two sets of nibbles, so that the sums stay in 16 bits over the whole block.
 struct TileQ8_0 {
     static constexpr int kBlock = 32, kChunk = 16;
+    static constexpr int64_t kBytes = sizeof(BlockQ8_0);
     __m256i high[8], low[8];
     __m256 d;
 
     void decode(const Matrix&, const TileRows& rows, int64_t b) {
-        const int64_t at = b * static_cast<int64_t>(sizeof(BlockQ8_0));
         for (int half = 0; half < 2; half++) {
-            const Quad q = quad_at(rows, at + 2 + 16 * half);
+            const Quad q = quad_at(rows, b * kBytes + 2 + 16 * half);
             for (int j = 0; j < 4; j++) {
                 high[4 * half + j] = _mm256_xor_si256(high_nibbles(q.v[j]), _mm256_set1_epi8(8));
                 low[4 * half + j] = low_nibbles(q.v[j]);
             }
         }
-        d = halves_at(rows, at);
+        d = halves_at(rows, b * kBytes);
     }
 
     template <int T>
@@ -252,155 +284,22 @@ struct TileQ8_0 {
         dot_codes<T, 8>(low, in.code, 32 * b, l);
         for (int t = 0; t < T; t++) {
             const __m256i biased = _mm256_add_epi32(_mm256_slli_epi32(sum_pairs(h[t]), 4), sum_pairs(l[t]));
-            const __m256i sum = _mm256_sub_epi32(biased, _mm256_set1_epi32(128 * in.sum32(t, b)));
+            const __m256i sum = _mm256_sub_epi32(biased, _mm256_slli_epi32(in.sum32(t, b), 7));
             acc[t] = chain(sum, d, in.d[t][b], acc[t]);
         }
     }
-};
 
-// Bytes kFirst and kSecond of every dword as two unsigned 16-bit lanes.
-template <int kFirst, int kSecond>
-inline __m256i byte_pair(__m256i v) {
-    const __m128i pick = _mm_setr_epi8(kFirst, -1, kSecond, -1, 4 + kFirst, -1, 4 + kSecond, -1,  //
-                                       8 + kFirst, -1, 8 + kSecond, -1, 12 + kFirst, -1, 12 + kSecond, -1);
-    return _mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(pick));
-}
-// The same for signed bytes: through the upper half of each lane and down again.
-template <int kFirst, int kSecond>
-inline __m256i signed_byte_pair(__m256i v) {
-    const __m128i pick = _mm_setr_epi8(-1, kFirst, -1, kSecond, -1, 4 + kFirst, -1, 4 + kSecond,  //
-                                       -1, 8 + kFirst, -1, 8 + kSecond, -1, 12 + kFirst, -1, 12 + kSecond);
-    return _mm256_srai_epi16(_mm256_shuffle_epi8(v, _mm256_broadcastsi128_si256(pick)), 8);
-}
-
-// Four bytes of every row, each doubled into both 16-bit lanes.
-inline void spread(__m256i v, __m256i* out) {
-    out[0] = byte_pair<0, 0>(v);
-    out[1] = byte_pair<1, 1>(v);
-    out[2] = byte_pair<2, 2>(v);
-    out[3] = byte_pair<3, 3>(v);
-}
-
-struct TileQ4_K {
-    static constexpr int kBlock = 256, kChunk = 4;
-    __m256i u[64];        // group g of 32 columns at 8g
-    __m256i sc[8], m[8];  // doubled into both 16-bit lanes
-    __m256 d, dmin;
-
-    void decode(const Matrix&, const TileRows& rows, int64_t b) {
-        const int64_t at = b * static_cast<int64_t>(sizeof(BlockQ4_K));
-        const Quad head =
-            quad_at(rows, at);  // d and dmin; bytes 0..3, 4..7, 8..11 of the scales (see unpack_scales)
-        const __m256i six = _mm256_set1_epi8(63), s0 = head.v[1], s1 = head.v[2], s2 = head.v[3];
-        const auto top = [](__m256i v) {
-            return _mm256_and_si256(_mm256_srli_epi16(v, 2), _mm256_set1_epi8(0x30));
-        };
-        spread(_mm256_and_si256(s0, six), sc);
-        spread(_mm256_and_si256(s1, six), m);
-        spread(_mm256_or_si256(low_nibbles(s2), top(s0)), sc + 4);
-        spread(_mm256_or_si256(high_nibbles(s2), top(s1)), m + 4);
-        d = f32_of_low_halves(head.v[0]);
-        dmin = f32_of_low_halves(_mm256_srli_epi32(head.v[0], 16));
-        for (int i = 0; i < 8; i++) {
-            const Quad q = quad_at(rows, at + 16 + 16 * i);
-            __m256i* to = u + i / 2 * 16 + i % 2 * 4;
-            for (int j = 0; j < 4; j++) {
-                to[j] = low_nibbles(q.v[j]);
-                to[8 + j] = high_nibbles(q.v[j]);
-            }
+    // For a single input the transposition does not pay: |w| * (a with the sign of w) row by row, a pair of
+    // products at most 2 * 128 * 127 = 32512, then one reduction for eight rows.
+    static __m256 one(const Matrix&, const TileRows& rows, const Inputs<1>& in, int64_t b, __m256 acc) {
+        const __m256i a = load256(in.code[0] + 32 * b);
+        __m256i p[kTileRows];
+#pragma GCC unroll 8
+        for (int i = 0; i < kTileRows; i++) {
+            const __m256i q = load256(rows.at[i] + b * kBytes + 2);
+            p[i] = sum_pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(a, q)));
         }
-    }
-    static __m256 f32_of_low_halves(__m256i v) {
-        const __m256i low = _mm256_and_si256(v, _mm256_set1_epi32(0xffff));
-        return _mm256_cvtph_ps(
-            _mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
-    }
-
-    template <int T>
-    void step(const Inputs<T>& in, int64_t b, __m256* acc) const {
-        __m256i products[T], minimums[T];
-        for (int t = 0; t < T; t++) products[t] = minimums[t] = _mm256_setzero_si256();
-        for (int g = 0; g < 8; g++) {
-            __m256i h[T];
-            dot_codes<T, 8>(u + 8 * g, in.code, 256 * b + 32 * g, h);
-            for (int t = 0; t < T; t++) {
-                products[t] = _mm256_add_epi32(products[t], _mm256_madd_epi16(h[t], sc[g]));
-                minimums[t] =
-                    _mm256_add_epi32(minimums[t], _mm256_madd_epi16(in.sum_pair(t, 8 * b + g), m[g]));
-            }
-        }
-        for (int t = 0; t < T; t++) {
-            acc[t] = chain(products[t], d, in.d[t][b], acc[t]);
-            const __m256 minimum = _mm256_mul_ps(dmin, _mm256_set1_ps(in.d[t][b]));
-            acc[t] = _mm256_fnmadd_ps(_mm256_cvtepi32_ps(minimums[t]), minimum, acc[t]);
-        }
-    }
-};
-
-// Codes stay 0..63; the bias of 32 is taken out with the group sums: I = sum_j sc_j sum(u a) - 32 sum_j sc_j
-// sum(a).
-struct TileQ6_K {
-    static constexpr int kBlock = 256, kChunk = 4;
-    __m256i u[64];            // group g of 16 columns at 4g
-    __m256i sc[16], pair[8];  // sc of group g in both 16-bit lanes; sc of groups 2i and 2i + 1
-    __m256 d;
-
-    void decode(const Matrix&, const TileRows& rows, int64_t b) {
-        const int64_t at = b * static_cast<int64_t>(sizeof(BlockQ6_K));
-        const __m256i bits = _mm256_set1_epi8(0x30);
-        for (int i = 0; i < 4;
-             i++) {  // half i / 2 of the block, columns 16 * (i % 2) .. + 15 of its four runs
-            const int half = i / 2, part = i % 2;
-            const Quad a = quad_at(rows, at + 64 * half + 16 * part),
-                       c = quad_at(rows, at + 64 * half + 32 + 16 * part);
-            const Quad h = quad_at(rows, at + 128 + 32 * half + 16 * part);
-            __m256i* to = u + 32 * half + 4 * part;
-            for (int j = 0; j < 4; j++) {
-                const __m256i v = h.v[j];
-                to[j] = _mm256_or_si256(low_nibbles(a.v[j]), _mm256_and_si256(_mm256_slli_epi16(v, 4), bits));
-                to[8 + j] =
-                    _mm256_or_si256(low_nibbles(c.v[j]), _mm256_and_si256(_mm256_slli_epi16(v, 2), bits));
-                to[16 + j] = _mm256_or_si256(high_nibbles(a.v[j]), _mm256_and_si256(v, bits));
-                to[24 + j] =
-                    _mm256_or_si256(high_nibbles(c.v[j]), _mm256_and_si256(_mm256_srli_epi16(v, 2), bits));
-            }
-        }
-        const Quad s = quad_at(rows, at + 192);
-        for (int j = 0; j < 4; j++) {
-            sc[4 * j] = signed_byte_pair<0, 0>(s.v[j]);
-            sc[4 * j + 1] = signed_byte_pair<1, 1>(s.v[j]);
-            sc[4 * j + 2] = signed_byte_pair<2, 2>(s.v[j]);
-            sc[4 * j + 3] = signed_byte_pair<3, 3>(s.v[j]);
-            pair[2 * j] = signed_byte_pair<0, 1>(s.v[j]);
-            pair[2 * j + 1] = signed_byte_pair<2, 3>(s.v[j]);
-        }
-        d = halves_at(rows, at + 208);
-    }
-
-    template <int T>
-    void step(const Inputs<T>& in, int64_t b, __m256* acc) const {
-        __m256i products[T], biases[T];
-        for (int t = 0; t < T; t++) products[t] = biases[t] = _mm256_setzero_si256();
-        for (int g = 0; g < 16; g++) {
-            __m256i h[T], l[T];
-            dot_codes<T, 2>(u + 4 * g, in.code, 256 * b + 16 * g, h);
-            dot_codes<T, 2>(u + 4 * g + 2, in.code, 256 * b + 16 * g + 8, l);
-            for (int t = 0; t < T; t++) {
-                const __m256i scaled =
-                    _mm256_add_epi32(_mm256_madd_epi16(h[t], sc[g]), _mm256_madd_epi16(l[t], sc[g]));
-                products[t] = _mm256_add_epi32(products[t], scaled);
-            }
-        }
-        for (int i = 0; i < 8; i++) {
-            for (int t = 0; t < T; t++) {
-                biases[t] =
-                    _mm256_add_epi32(biases[t], _mm256_madd_epi16(in.sum_pair(t, 8 * b + i), pair[i]));
-            }
-        }
-        for (int t = 0; t < T; t++) {
-            acc[t] =
-                chain(_mm256_sub_epi32(products[t], _mm256_slli_epi32(biases[t], 5)), d, in.d[t][b], acc[t]);
-        }
+        return chain(sum_lanes(p), halves_at(rows, b * kBytes), in.d[0][b], acc);
     }
 };
 
@@ -440,11 +339,42 @@ inline void store_rows(__m256 v, int64_t rows, float* out) {
     for (int64_t i = 0; i < rows; i++) out[i] = lanes[i];
 }
 
+// Asks for block b of the rows of the next tile: with a single input, decoding keeps pace with memory only if
+// the lines are there. Spread over the blocks, since a burst of requests stalls the loads behind it
+// (measured: all of a chunk at once is slower than none, a block at a time 1.2 to 2 times faster). Several
+// small blocks share a line.
 template <class Tile>
-void linear_codes(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* const* x, int64_t n,
-                  float* const* out) {
-    const blocks::Int8Layout layout =
-        Tile::kBlock == 32 ? blocks::layout_a8x32(w.cols) : blocks::layout_a8x256(w.cols);
+inline void prefetch_block(const Matrix& w, const TileRows& rows, int64_t b) {
+    constexpr int64_t kEvery = Tile::kBytes < 64 ? 64 / Tile::kBytes : 1;
+    if (b % kEvery != 0) return;
+    for (int i = 0; i < kTileRows; i++) {
+        const uint8_t* next = rows.at[i] + kTileRows * w.row_bytes + b * Tile::kBytes;
+        for (int64_t j = 0; j < Tile::kBytes; j += 64) prefetch(next + j);
+    }
+}
+
+template <class Tile>
+void codes_for_one(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* x, blocks::Int8Layout layout,
+                   float* out) {
+    const Inputs<1> in(&x, layout);
+    const int64_t width = w.cols / Tile::kBlock;
+    for (int64_t r = row0; r < row1; r += kTileRows) {
+        const TileRows rows(w, r, row1);
+        __m256 acc = _mm256_setzero_ps();
+        for (int64_t b = 0; b < width; b += Tile::kChunk) {
+            const int64_t end = smaller(b + Tile::kChunk, width);
+            for (int64_t i = b; i < end; i++) {
+                prefetch_block<Tile>(w, rows, i);
+                acc = Tile::one(w, rows, in, i, acc);
+            }
+        }
+        store_rows(acc, row1 - r, out + (r - row0));
+    }
+}
+
+template <class Tile>
+void codes_for_many(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* const* x, int64_t n,
+                    blocks::Int8Layout layout, float* const* out) {
     const int64_t group = inputs_per_pass(layout.end, 4, kMostInputs), width = w.cols / Tile::kBlock;
     for (int64_t t0 = 0; t0 < n; t0 += group) {
         const int64_t inputs = smaller(group, n - t0);
@@ -454,56 +384,26 @@ void linear_codes(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* co
             for (int64_t t = 0; t < inputs; t++) acc[t] = _mm256_setzero_ps();
             for (int64_t b = 0; b < width; b += Tile::kChunk) {
                 Tile tile[Tile::kChunk];
-                const int64_t count = smaller(Tile::kChunk, width - b);
-                for (int64_t i = 0; i < count; i++) tile[i].decode(w, rows, b + i);
-                step_inputs(tile, b, count, x + t0, inputs, layout, acc);
+                const int64_t end = smaller(b + Tile::kChunk, width);
+                for (int64_t i = b; i < end; i++) {
+                    prefetch_block<Tile>(w, rows, i);
+                    tile[i - b].decode(w, rows, i);
+                }
+                step_inputs(tile, b, end - b, x + t0, inputs, layout, acc);
             }
             for (int64_t t = 0; t < inputs; t++) store_rows(acc[t], row1 - r, out[t0 + t] + (r - row0));
         }
     }
 }
 
-// ---- Q8_0 for one input
-// ----------------------------------------------------------------------------------------------
-
-// Sums of eight registers, one per lane.
-inline __m256i sum_lanes(const __m256i* p) {
-    const Quad a = transpose(p[0], p[1], p[2], p[3]), b = transpose(p[4], p[5], p[6], p[7]);
-    const __m256i low = _mm256_add_epi32(_mm256_add_epi32(a.v[0], a.v[1]), _mm256_add_epi32(a.v[2], a.v[3]));
-    const __m256i high = _mm256_add_epi32(_mm256_add_epi32(b.v[0], b.v[1]), _mm256_add_epi32(b.v[2], b.v[3]));
-    return _mm256_add_epi32(_mm256_permute2x128_si256(low, high, 0x20),
-                            _mm256_permute2x128_si256(low, high, 0x31));
-}
-
-// With a single input the transposition does not pay: |w| * (a with the sign of w) row by row, 128 * 127 * 2
-// = 32512 a pair, then one reduction for eight rows.
-void q8_0_for_one(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* x, float* out) {
-    const blocks::Int8Layout layout = blocks::layout_a8x32(w.cols);
-    const int8_t* code = reinterpret_cast<const int8_t*>(x);
-    const float* da = reinterpret_cast<const float*>(x + layout.d);
-    for (int64_t r = row0; r < row1; r += kTileRows) {
-        const TileRows rows(w, r, row1);
-        __m256 acc = _mm256_setzero_ps();
-        for (int64_t b = 0; b < w.cols / 32; b++) {
-            const int64_t at = b * static_cast<int64_t>(sizeof(BlockQ8_0));
-            const __m256i a = load256(code + 32 * b);
-            __m256i p[kTileRows];
-#pragma GCC unroll 8
-            for (int i = 0; i < kTileRows; i++) {
-                const __m256i q = load256(rows.at[i] + at + 2);
-                p[i] = sum_pairs(_mm256_maddubs_epi16(_mm256_abs_epi8(q), _mm256_sign_epi8(a, q)));
-            }
-            acc = chain(sum_lanes(p), halves_at(rows, at), da[b], acc);
-        }
-        store_rows(acc, row1 - r, out + (r - row0));
-    }
-}
-
-void linear_q8_0(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* const* x, int64_t n,
-                 float* const* out) {
+template <class Tile>
+void linear_codes(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* const* x, int64_t n,
+                  float* const* out) {
+    const blocks::Int8Layout layout =
+        Tile::kBlock == 32 ? blocks::layout_a8x32(w.cols) : blocks::layout_a8x256(w.cols);
     if (n == 1) {
-        q8_0_for_one(w, row0, row1, x[0], out[0]);
+        codes_for_one<Tile>(w, row0, row1, x[0], layout, out[0]);
     } else {
-        linear_codes<TileQ8_0>(w, row0, row1, x, n, out);
+        codes_for_many<Tile>(w, row0, row1, x, n, layout, out);
     }
 }

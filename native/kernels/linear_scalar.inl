@@ -200,12 +200,14 @@ void add_fp8_block(const uint8_t* row, const uint16_t* a, int64_t c0, int64_t c1
 void linear_fp8(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* const* x, int64_t n,
                 float* const* out) {
     for (int64_t r = row0; r < row1; r++) {
+        const uint8_t* row = blocks::row_of(w, r);
+        const blocks::ScaleRow scales(w, r);
         for (int64_t t = 0; t < n; t++) {
+            const uint16_t* a = reinterpret_cast<const uint16_t*>(x[t]);
             float total[kLanes] = {};
-            for (int64_t c0 = 0; c0 < w.cols; c0 += w.block_cols) {
+            for (int64_t c0 = 0, c = 0; c0 < w.cols; c0 += w.block_cols, c++) {
                 const int64_t c1 = c0 + w.block_cols < w.cols ? c0 + w.block_cols : w.cols;
-                add_fp8_block(blocks::row_of(w, r), reinterpret_cast<const uint16_t*>(x[t]), c0, c1,
-                              blocks::plane_scale(w, r, c0 / w.block_cols), total);
+                add_fp8_block(row, a, c0, c1, scales[c], total);
             }
             out[t][r - row0] = tree16(total);
         }

@@ -42,7 +42,7 @@ DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12
 
 @dataclass(frozen=True)
 class Stored:
-    """A matrix as a file holds it: `data` row after row; `scales` and `block` (rows, cols) for formats with a scale plane."""
+    """A matrix as a file holds it: `data` row after row; `scales` and their `block` (rows, cols) if it has a plane."""
 
     format: str
     data: U8
@@ -90,7 +90,7 @@ def fma32(a: F32 | I64, b: F32 | I64, c: F32 | I64) -> F32:
 
 @dataclass(frozen=True)
 class Packed:
-    """One row in an encoding: `codes` (int64, bf16 values or float32) and, for the int8 ones, float32 scales per block."""
+    """One row in an encoding: `codes` (int64, or float32 values) and, for the int8 ones, float32 scales per block."""
 
     codes: NDArray[np.int64] | F32
     scales: F32
@@ -144,7 +144,7 @@ def codes32(m: Stored) -> tuple[I64, F32]:
         assert m.scales is not None
         low, high = _nibbles(b)
         pairs = np.stack([low, high], axis=-1).reshape(*b.shape[:2], 32)
-        return DOUBLED_E2M1[pairs], half_scale(m.scales.reshape(m.rows, -1))
+        return DOUBLED_E2M1[pairs], half_scale(m.scales.view(np.uint8).reshape(m.rows, -1))
     head = 2 if m.format == "Q4_0" else 1
     codes = np.concatenate(_nibbles(b[..., head:]), axis=-1)
     if m.format == "Q4_0":
@@ -179,7 +179,8 @@ def q6_k(m: Stored) -> tuple[I64, I64, F32]:
 def floats(m: Stored) -> F32:
     """F32, F16, BF16 and FP8 codes without scale: float32 [rows, cols]"""
     kind = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16, "FP8_E4M3": ml_dtypes.float8_e4m3fn}
-    return m.data.view(kind[m.format]).astype(np.float32).reshape(m.rows, m.cols)
+    values: F32 = m.data.view(kind[m.format]).astype(np.float32)
+    return values.reshape(m.rows, m.cols)
 
 
 # ---- products: float32 [n, rows]
@@ -218,7 +219,7 @@ def _fp8(m: Stored, x: list[Packed]) -> F32:
         lanes = np.zeros_like(total)
         for k in range(c0, c1, 2):
             j = (k - c0) // 2 % 16
-            for column in range(min(k + 1, c1 - 1), k - 1, -1):  # the odd column of the pair, if it is there, then the even one
+            for column in range(min(k + 1, c1 - 1), k - 1, -1):  # the odd column, if it is there, then the even one
                 lanes[..., j] = fma32(w[..., column], a[..., column], lanes[..., j])
         scale = plane[np.arange(m.rows) // m.block[0], c][None, :, None]
         total = fma32(lanes, scale, total)

@@ -45,11 +45,13 @@ def pack_all(level: str, format: str, x: F32) -> U8:
 def linear(level: str, m: Stored, packed: U8, row0: int = 0, row1: int | None = None) -> F32:
     """float32 [n, row1 - row0]"""
     end = m.rows if row1 is None else row1
-    return _native.linear(level, m.format, m.data, m.scales, m.rows, m.cols, m.block, packed, row0, end)
+    out: F32 = _native.linear(level, m.format, m.data, m.scales, m.rows, m.cols, m.block, packed, row0, end)
+    return out
 
 
 def decode_row(level: str, m: Stored, row: int) -> F32:
-    return _native.decode_row(level, m.format, m.data, m.scales, m.rows, m.cols, m.block, row)
+    out: F32 = _native.decode_row(level, m.format, m.data, m.scales, m.rows, m.cols, m.block, row)
+    return out
 
 
 def halves(rng: np.random.Generator, count: int, extreme: bool) -> U8:
@@ -118,7 +120,7 @@ def random_matrix(
 
 
 def random_inputs(rng: np.random.Generator, n: int, cols: int) -> F32:
-    """float32 [n, cols]; row 0 is plain, others hold zeros, constants (codes at the clamp), wide ranges and tiny values."""
+    """float32 [n, cols]: a plain row, then zeros, constants (codes at the clamp), wide ranges, tiny values, in turn."""
     x = rng.standard_normal((n, cols)).astype(np.float32)
     for t in range(1, n):
         kind = t % 5
