@@ -10,7 +10,7 @@ NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name '*.inl') CMak
 BUILT := $(VENV)/.built
 DEV := $(VENV)/.dev
 
-.PHONY: help run build test test-slow test-oracle lint types layers symbols format wheel bench-transformers clean
+.PHONY: help run build driver test test-slow test-oracle lint types layers symbols format wheel bench-transformers clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -28,14 +28,17 @@ $(VENV)/.env: requirements/build.txt
 	@touch $@
 
 $(BUILT): $(VENV)/.env $(NATIVE)
-	$(BIN)/python -m pip install $(PIP_FLAGS) --no-build-isolation -c requirements/run.txt -e .
+	$(BIN)/python -m pip install $(PIP_FLAGS) --no-build-isolation -c requirements/run.txt -C cmake.define.FINBACK_TESTS=ON -e .
 	@touch $@
 
 $(DEV): $(BUILT) requirements/dev.txt
 	$(BIN)/python -m pip install $(PIP_FLAGS) -r requirements/dev.txt
 	@touch $@
 
-test: $(DEV) lint types layers symbols  ## everything that gates a change
+driver: $(BUILT)  ## the C++ tests of the operations, run by make test
+	@$(BIN)/cmake --build $$(dirname $$(find build -name CMakeCache.txt | head -1)) --target finback_tests >/dev/null
+
+test: $(DEV) lint types layers symbols driver  ## everything that gates a change
 	$(BIN)/python -m pytest -m "not slow and not oracle"
 
 test-slow: $(DEV)  ## minutes: sanitizers, fuzz, allocation interposer, big shapes

@@ -3,9 +3,10 @@
     python benchmarks/versus.py transformers [--threads 2] [--tokens 64] [--rounds 5] [--out FILE.json]
 
 transformers: the embedded model's numbers, decoded to float32, are written as a model folder with official names, which
-transformers loads (eager attention and experts); finback runs the Q8_0 file. Each round times finback and the peer one after
-the other; medians and spread are printed, with the machine's read bandwidth measured in the same run. Needs torch and
-transformers (`make bench-transformers` installs them in an environment of their own); a missing peer is named.
+transformers loads (eager attention and experts); finback runs the Q8_0 file. Each round times finback and the peer
+one after the other; medians and spread are printed, with the machine's read bandwidth measured in the same run.
+Needs torch and transformers (`make bench-transformers` installs them in an environment of their own); a missing peer
+is named.
 """
 
 from __future__ import annotations

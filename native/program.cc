@@ -12,11 +12,19 @@ namespace {
 // Ctrl-C is felt at once by a person, and asking costs a lock of the caller's (Python's GIL).
 constexpr auto kPollEvery = std::chrono::milliseconds(20);
 
+// Weights that one thread multiplies with one row in about a millisecond.
+constexpr int64_t kThreadBytes = int64_t{8} << 20;
+
 }  // namespace
 
 Program::Program(const Table* table, int threads, int32_t max_rows)
     : table_(table), threads_(threads), bad_rows_(static_cast<size_t>(max_rows)) {
     grow_pool(threads);
+}
+
+int Program::team_size(int64_t n_rows) const {
+    const int64_t wanted = 1 + weight_bytes_ * n_rows / kThreadBytes;
+    return static_cast<int>(std::min<int64_t>(wanted, threads_));
 }
 
 // The decision to stop has to be the same in every thread. Thread 0 asks before the barrier of operation i
@@ -52,7 +60,7 @@ RunResult Program::run(const Batch& batch, uint8_t* arena, bool (*poll)(),
     };
     bad_rows->clear();
     // std::ref: the closure is larger than what std::function keeps without allocating.
-    if (!run_team(threads_, std::ref(body))) return RunResult::FORKED;
+    if (!run_team(team_size(batch.n_rows), std::ref(body))) return RunResult::FORKED;
     if (stop_after.load() != kNever) return RunResult::INTERRUPTED;
     return bad_rows->empty() ? RunResult::OK : RunResult::BAD_ROW;
 }

@@ -54,6 +54,8 @@ class Op {
     virtual ~Op() = default;
     virtual void run(const Step& step, Team& team, int id) const = 0;
     virtual const char* name() const = 0;
+    // Bytes of weights it reads for one row of the step: what the replay sizes its team by.
+    virtual int64_t weight_bytes() const { return 0; }
 };
 
 // ---- makers, one per operation of docs/ops.md; implemented in native/ops/. Matrices and vectors are borrowed and must outlive
@@ -93,7 +95,7 @@ struct AttentionShape {
     int32_t rotary_pairs;
     float eps;
 };
-// q in place -> normalised and rotated queries; kv -> rounded step rows (f32, as decoded from the cache codes)
+// q_out: normalised and rotated queries; kv_out: rounded step rows (f32, as decoded from the cache codes)
 OpPtr make_qkv_finish(Value q, Value kv, Value q_out, Value kv_out, Value rotary, const float* kv_norm, AttentionShape s);
 
 struct CompressShape {
@@ -154,7 +156,14 @@ class Program {
     Program(const Table* table, int threads, int32_t max_rows);
     Program(const Program&) = delete;
     Program& operator=(const Program&) = delete;
-    void add(OpPtr op) { ops_.push_back(std::move(op)); }
+    void add(OpPtr op) {
+        weight_bytes_ += op->weight_bytes();
+        ops_.push_back(std::move(op));
+    }
+    // Threads a step of `n_rows` rows runs on: all of them when it has work for all. A hundred operations meet a hundred
+    // times; on a machine that also does other things each meeting can cost a turn of the scheduler, so a step that one
+    // thread finishes in under a millisecond is given to one. No result depends on it.
+    int team_size(int64_t n_rows) const;
     // Replays all operations over the batch. `poll` (may be null) is called by thread 0 between operations, at most every
     // 20 ms; returning true stops the run (cache state of the batch's sequences is then undefined). bad_rows: the rows with
     // a value that is not finite, ascending; the other rows of the batch are good. Programs in one arena must not run at
@@ -169,6 +178,7 @@ class Program {
   private:
     const Table* table_;
     int threads_;
+    int64_t weight_bytes_ = 0;               // read for one row
     mutable std::vector<uint8_t> bad_rows_;  // scratch of one run at a time
     std::vector<OpPtr> ops_;
 };

@@ -1,4 +1,5 @@
-"""What the documents say is true: README commands run as written and print what is printed there; named functions exist."""
+"""What the documents say is true: README commands run as written and print what is printed there; named functions
+exist."""
 
 from __future__ import annotations
 
@@ -34,7 +35,12 @@ def test_readme_commands(tmp_path: Path) -> None:
     env = os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
     for command, expected in commands():
         done = subprocess.run(
-            ["bash", "-o", "pipefail", "-c", command], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120
+            ["bash", "-o", "pipefail", "-c", command],
+            cwd=tmp_path,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=120,
         )
         said = done.stdout + done.stderr + (f"[exit code {done.returncode}]\n" if done.returncode else "")
         assert said == expected, command

@@ -91,6 +91,16 @@ class Experts final : public Op {
         m_.w2.insert(m_.w2.end(), shared.w2.begin(), shared.w2.end());
     }
     const char* name() const override { return "experts"; }
+    int64_t weight_bytes() const override {
+        const auto bytes = [this](size_t e) {
+            const Matrix* const all[] = {&m_.w1[e], &m_.w3[e], &m_.w2[e]};
+            int64_t sum = 0;
+            for (const Matrix* w : all) sum += w->rows * w->row_bytes;
+            return sum;
+        };
+        const bool shared = m_.w1.size() > static_cast<size_t>(s_.experts);
+        return s_.chosen * bytes(0) + (shared ? bytes(m_.w1.size() - 1) : 0);
+    }
 
     void run(const Step& step, Team& team, int id) const override {
         const Scratch plan(s_, inner_, shared_inner_, step.batch->n_rows, team.size());

@@ -17,8 +17,9 @@
 namespace finback {
 namespace {
 
-constexpr int32_t kMaxStreams = 8;          // of Table::hyper_mix
-constexpr int64_t kSharedBytes = 64 << 10;  // of fn: below this a meeting costs as much as it saves
+constexpr int32_t kMaxStreams = 8;  // of Table::hyper_mix
+constexpr int64_t kSharedBytes =
+    256 << 10;  // of fn: reading less takes about as long as waking a sleeping thread
 
 // The part that hyper_in and hyper_head have in common: raw dots and the walk over rows.
 class Mixer {

@@ -10,6 +10,8 @@
 // With at least as many scoring queries as threads, a thread takes whole queries, equal in visible rows. With
 // fewer, as in decoding, the threads share each query: its heads while it is prepared, then its rows; one of
 // them merges the candidates of all. The set that wins is the same either way, because the order is total.
+#include <stdexcept>
+
 #include "ops/top.h"
 #include "ops/work.h"
 
@@ -38,7 +40,12 @@ struct Scratch {
 class IndexSelect final : public Op {
   public:
     IndexSelect(Value q, Value weights, Value rotary, Value selection, Value scratch, IndexShape s)
-        : q_(q), weights_(weights), rotary_(rotary), selection_(selection), scratch_(scratch), s_(s) {}
+        : q_(q), weights_(weights), rotary_(rotary), selection_(selection), scratch_(scratch), s_(s) {
+        if (s.topk < 1 || s.d > kMaxIndexWidth) {
+            throw std::invalid_argument(
+                "the indexer needs index_topk of at least 1 and index_head_dim of at most 1024");
+        }
+    }
     const char* name() const override { return "index_select"; }
 
     void run(const Step& step, Team& team, int id) const override {

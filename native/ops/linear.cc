@@ -74,6 +74,7 @@ class Linear final : public Op {
         }
     }
     const char* name() const override { return "linear"; }
+    int64_t weight_bytes() const override { return bytes_ * parts_; }
     void run(const Step& step, Team& team, int id) const override {
         const int64_t n = count(*step.batch, set_) * parts_;
         CostShare work(bytes_, id, team.size());

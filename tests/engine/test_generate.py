@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -91,9 +89,10 @@ def test_stop_token_ids_and_eos(engine: finback.Engine) -> None:
 def test_text_is_continued_and_ids_are_taken_as_they_are(engine: finback.Engine) -> None:
     ids = engine.encode("The Owl and the Old Map")
     assert ids[0] == engine.config.bos_token_id
-    assert engine.generate("The Owl and the Old Map", Sampling(seed=2, max_tokens=20)) .token_ids == engine.generate(
-        ids, Sampling(seed=2, max_tokens=20)
-    ).token_ids
+    assert (
+        engine.generate("The Owl and the Old Map", Sampling(seed=2, max_tokens=20)).token_ids
+        == engine.generate(ids, Sampling(seed=2, max_tokens=20)).token_ids
+    )
     assert engine.generate(np.asarray(ids), Sampling(seed=2, max_tokens=3)).usage.prompt_tokens == len(ids)
 
 
@@ -206,8 +205,8 @@ def test_a_closed_engine_says_so() -> None:
 
 
 def test_equal_logits_go_to_the_lowest_id() -> None:
-    from finback.engine.sampler import Drawer, resolve
     from finback.config import GenerationDefaults
+    from finback.engine.sampler import Drawer, resolve
 
     drawer = Drawer("scalar", 50)
     row = np.zeros(50, np.float32)

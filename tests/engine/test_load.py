@@ -39,7 +39,7 @@ def test_settings_out_of_range_are_refused_by_name(bad: dict[str, object]) -> No
 
 
 def test_an_unknown_level_is_refused_with_those_there_are() -> None:
-    with pytest.raises(RequestError, match="isa is .avx1024.; levels of this build are scalar"):
+    with pytest.raises(RequestError, match=r"isa is .avx1024.; levels of this build are scalar"):
         finback.load(isa="avx1024")
 
 
@@ -119,5 +119,5 @@ def test_a_mapped_file_that_shrinks_is_an_error_not_a_signal(tmp_path: Path) -> 
     with finback.load(path, context=64) as engine:
         engine.logits([1, 2, 3])
         os.truncate(path, path.stat().st_size // 2)
-        with pytest.raises(ModelFileError, match="model.gguf"):
+        with pytest.raises(ModelFileError, match=r"model\.gguf"):
             engine.logits([1, 2, 3])

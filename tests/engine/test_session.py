@@ -117,14 +117,15 @@ def test_limits_are_refused_before_they_change_anything(engine: finback.Engine) 
 def test_a_session_that_outgrows_the_budget_keeps_what_it_has() -> None:
     with finback.load(context=1 << 20, prefill_chunk=64, threads=1) as probe:
         need = probe.memory()
-    with finback.load(context=1 << 20, prefill_chunk=64, threads=1, memory=need["weights"] + need["arena"] + (4 << 20)) as engine:
-        with engine.session() as session:
-            session.append(tokens(300))
-            with pytest.raises(MemoryBudgetError, match="pages needs") as refused:
-                session.append(tokens(200_000))
-            assert refused.value.needed > refused.value.budget
-            assert len(session) == 300
-            session.append([1])
+    with finback.load(
+        context=1 << 20, prefill_chunk=64, threads=1, memory=need["weights"] + need["arena"] + (4 << 20)
+    ) as engine, engine.session() as session:
+        session.append(tokens(300))
+        with pytest.raises(MemoryBudgetError, match="pages needs") as refused:
+            session.append(tokens(200_000))
+        assert refused.value.needed > refused.value.budget
+        assert len(session) == 300
+        session.append([1])
 
 
 def test_threads_may_share_an_engine(engine: finback.Engine) -> None:

@@ -51,7 +51,14 @@ def test_names_change_no_bit(name: str, published: Path, tmp_path: Path) -> None
 
 def test_plain_floats_of_any_width_give_the_same_bits(tmp_path: Path) -> None:
     synth(
-        tmp_path / "m.gguf", "v4-tiny", layers=5, experts=4, vocab=320, experts_format="BF16", dense_format="BF16", seed=2
+        tmp_path / "m.gguf",
+        "v4-tiny",
+        layers=5,
+        experts=4,
+        vocab=320,
+        experts_format="BF16",
+        dense_format="BF16",
+        seed=2,
     )
     export_folder(tmp_path / "m.gguf", tmp_path / "folder", format="F32")  # from BF16 and F16, exactly
     ids = [int(t) for t in prompt(140, 320)]

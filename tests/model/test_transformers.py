@@ -58,6 +58,7 @@ def test_token_by_token_equals_transformers(name: str) -> None:
 @pytest.mark.parametrize("name", ["tiny", "window", "sparse", "pooled"])
 def test_canonical_float32_equals_transformers(name: str) -> None:
     model, ids, logits, noise = loaded(name, Canonical)
+    ids, logits = ids[:60], logits[:60]
     result = run(model, ids, ragged(len(ids))).logits
     assert worst(result, logits) < 4 * noise + 5e-6  # 5e-6: float32 against float64 through all layers
     assert (result.argmax(-1) == logits.argmax(-1)).all()

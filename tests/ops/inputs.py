@@ -35,6 +35,9 @@ WIDE = replace(
 )
 """Channels of V4-Flash, with as few heads, experts and tokens as still show a mistake."""
 
+NARROW = replace(WIDE, hidden_size=256)
+"""The same heads and cache rows over a narrow hidden state, for operations that only see its projections."""
+
 STEPS: list[Step] = [[(0, 3)], [(1, 1), (0, 2)], [(0, 126)], [(0, 1), (1, 6)], [(0, 5)]]
 """Odd row counts; chunks across 4, 8 and 128; two sequences in a step."""
 

@@ -10,7 +10,7 @@ from finback.config import ModelConfig
 from finback.models.deepseek_v4 import attention, load_weights
 from tests.golden import weights
 from tests.ops.compare import Step, compare, near, one_sequence
-from tests.ops.inputs import SMALL, STEPS, WIDE, tensors
+from tests.ops.inputs import NARROW, SMALL, STEPS, tensors
 from tests.tiny import with_ratios
 
 
@@ -43,7 +43,7 @@ def test_window(width: int, rounding: bool) -> None:
 
 
 def test_window_at_real_width() -> None:
-    config = with_ratios(WIDE, (0,), 0, sliding_window=20)
+    config = with_ratios(NARROW, (0,), 0, sliding_window=20)
     steps: list[Step] = [[(0, 23)], [(0, 1), (1, 3)], [(0, 2)]]
     near(compare(config, needed(config), window, steps), 0.05)
 

@@ -9,7 +9,7 @@ import pytest
 
 from finback.config import ModelConfig
 from tests.ops.compare import Step, compare, near, one_sequence
-from tests.ops.inputs import SMALL, STEPS, WIDE, tensors
+from tests.ops.inputs import NARROW, SMALL, STEPS, tensors
 from tests.tiny import with_ratios
 
 
@@ -55,6 +55,6 @@ def test_edges_of_a_group(chunks: tuple[int, ...]) -> None:
 
 
 def test_real_width() -> None:
-    config = replace(with_ratios(WIDE, (8,), 0), sliding_window=4)
+    config = replace(with_ratios(NARROW, (8,), 0), sliding_window=4)
     steps: list[Step] = [[(0, 5)], [(0, 1), (1, 2)], [(0, 4)]]
     compare(config, needed(config), piece, steps)

@@ -11,7 +11,7 @@ import pytest
 
 from finback.config import ModelConfig
 from tests.ops.compare import compare, one_sequence
-from tests.ops.inputs import SMALL, STEPS, WIDE, tensors
+from tests.ops.inputs import NARROW, SMALL, STEPS, tensors
 from tests.tiny import with_ratios
 
 
@@ -69,5 +69,5 @@ def test_visible_rows_only() -> None:
 
 @pytest.mark.parametrize("rounding", [False, True], ids=["exact-cache", "rounded-cache"])
 def test_real_width(rounding: bool) -> None:
-    config = csa(replace(WIDE, cache_rounding=rounding, index_topk=2))
+    config = csa(replace(NARROW, cache_rounding=rounding, index_topk=2))
     compare(config, needed(config), piece, one_sequence(3, 2, 12))

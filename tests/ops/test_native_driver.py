@@ -19,10 +19,7 @@ NAMES = (
 
 def drivers() -> list[Path]:
     found = sorted(BUILD.glob("*/finback_tests"))
-    assert found, (
-        f"no {BUILD}/*/finback_tests: build it with cmake -S . -B build/native-tests -DFINBACK_TESTS=ON && "
-        "cmake --build build/native-tests -t finback_tests"
-    )
+    assert found, f"no {BUILD}/*/finback_tests: build it with make driver"
     return found
 
 

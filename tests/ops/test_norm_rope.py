@@ -10,7 +10,7 @@ import pytest
 
 from finback.config import ModelConfig
 from tests.ops.compare import compare, near
-from tests.ops.inputs import FEW, SMALL, STEPS, WIDE, tensors
+from tests.ops.inputs import FEW, NARROW, SMALL, STEPS, WIDE, tensors
 
 
 def needed(c: ModelConfig) -> dict[str, Any]:
@@ -52,5 +52,5 @@ def test_queries_and_keys(rounding: bool) -> None:
 
 @pytest.mark.parametrize("rounding", [False, True], ids=["exact-cache", "rounded-cache"])
 def test_real_width(rounding: bool) -> None:
-    config = replace(WIDE, cache_rounding=rounding)
+    config = replace(NARROW, cache_rounding=rounding)
     near(compare(config, needed(config), finish, FEW), 0.07 if rounding else 1e-5)

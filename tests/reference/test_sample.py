@@ -36,9 +36,9 @@ def test_filters() -> None:
 
 
 def test_frequencies_follow_the_softmax() -> None:
-    count = np.bincount(draws(4000, temperature=1.0, seed=7), minlength=5) / 4000
+    count = np.bincount(draws(2000, temperature=1.0, seed=7), minlength=5) / 2000
     e = np.exp(LOGITS - 3.0)
-    np.testing.assert_allclose(count, e / e.sum(), atol=0.02)
+    np.testing.assert_allclose(count, e / e.sum(), atol=0.03)
 
 
 def test_draws_depend_on_seed_choice_and_position_alone() -> None:

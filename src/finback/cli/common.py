@@ -15,7 +15,12 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 model_option = click.option(
-    "-m", "--model", type=str, default=None, metavar="MODEL", help="GGUF file or model folder [default: the embedded model]."
+    "-m",
+    "--model",
+    type=str,
+    default=None,
+    metavar="MODEL",
+    help="GGUF file or model folder [default: the embedded model].",
 )
 
 
@@ -24,9 +29,15 @@ def load_options(command: F) -> F:
     for option in reversed(
         [
             model_option,
-            click.option("--memory", default=None, metavar="SIZE", help="Memory budget, such as 16GiB [default: 90% of RAM]."),
-            click.option("--context", type=int, default=None, metavar="N", help="Most tokens of prompt and answer together."),
-            click.option("--threads", type=int, default=None, metavar="N", help="Threads [default: by quota and cores]."),
+            click.option(
+                "--memory", default=None, metavar="SIZE", help="Memory budget, such as 16GiB [default: 90% of RAM]."
+            ),
+            click.option(
+                "--context", type=int, default=None, metavar="N", help="Most tokens of prompt and answer together."
+            ),
+            click.option(
+                "--threads", type=int, default=None, metavar="N", help="Threads [default: by quota and cores]."
+            ),
             click.option("--isa", default=None, metavar="LEVEL", help="Force an instruction set: scalar, avx2."),
             click.option("--prefill-chunk", type=int, default=None, metavar="N", help="Tokens per prefill step."),
             click.option(

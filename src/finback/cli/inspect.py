@@ -1,4 +1,4 @@
-"""`finback inspect`: what a model file holds, what it would cost, what its program is, whether its numbers are sound."""
+"""`finback inspect`: what a model holds, what it would cost, what its program is, whether its numbers are sound."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def _report(checkpoint: Any) -> dict[str, Any]:
         "bytes": checkpoint.nbytes,
         "formats": _formats(checkpoint),
         "layers": {"main": len(config.layers), **kinds, "mtp": len(config.mtp_layers)},
-        "experts": f"{config.n_routed_experts}, {config.num_experts_per_tok} per token, {config.n_shared_experts} shared",
+        "experts": f"{config.n_routed_experts}, {config.num_experts_per_tok} a token, {config.n_shared_experts} shared",
         "tokenizer": "none (token ids only)"
         if tokenizer is None
         else f"gguf {tokenizer.pre}"
@@ -92,7 +92,8 @@ def _formats(checkpoint: Any) -> dict[str, int]:
 
 def _print(report: dict[str, Any]) -> None:
     config, layers, memory = report["config"], report["layers"], report["memory"]
-    click.echo(f"files      {report['files'][0]}" + (f" and {len(report['files']) - 1} more" if len(report["files"]) > 1 else ""))
+    files = report["files"]
+    click.echo(f"files      {files[0]}" + (f" and {len(files) - 1} more" if len(files) > 1 else ""))
     click.echo(f"size       {report['bytes'] / 1e9:.3f} GB")
     for name, nbytes in report["formats"].items():
         click.echo(f"           {name:<10} {nbytes / 1e6:12.2f} MB")
@@ -102,9 +103,8 @@ def _print(report: dict[str, Any]) -> None:
     click.echo(f"experts    {report['experts']}")
     click.echo(f"vocabulary {config['vocab_size']}, tokenizer {report['tokenizer']}")
     click.echo(f"context    up to {config['max_position_embeddings']}")
-    click.echo(
-        f"memory     {memory['bytes_per_token']:.1f} bytes a token, {memory['frontier_bytes'] / 2**20:.2f} MiB a sequence"
-    )
+    token, sequence = memory["bytes_per_token"], memory["frontier_bytes"] / 2**20
+    click.echo(f"memory     {token:.1f} bytes a token, {sequence:.2f} MiB a sequence")
     click.echo(f"rounding   {'on' if config['cache_rounding'] else 'off'}")
     for note in report["notes"]:
         click.echo(f"note       {note}")
@@ -124,8 +124,8 @@ def _program(options: dict[str, Any], as_json: bool) -> None:
         return
     click.echo(f"{'entry':<6} {'operation':<16} {'rows':>6} {'shape':>14} {'bytes':>12} {'offset':>12}")
     for row in rows:
-        shape = f"{row['shape'][0]}x{row['shape'][1]}"
-        click.echo(f"{row['entry']:<6} {row['op']:<16} {row['rows']:>6} {shape:>14} {row['nbytes']:>12} {row['offset']:>12}")
+        cells = f"{row['entry']:<6} {row['op']:<16} {row['rows']:>6} {'x'.join(map(str, row['shape'])):>14}"
+        click.echo(f"{cells} {row['nbytes']:>12} {row['offset']:>12}")
 
 
 def _check(checkpoint: Any) -> list[str]:

@@ -14,7 +14,9 @@ from finback.cli.common import load_engine, load_options, read_text
 @load_options
 @click.option("-p", "--prompt", metavar="TEXT", help="The text.")
 @click.option("-f", "--file", metavar="FILE", help="Read the text from a file; - is stdin.")
-@click.option("--top", type=click.IntRange(0, 100), default=0, metavar="N", help="Also the N likeliest tokens at each place.")
+@click.option(
+    "--top", type=click.IntRange(0, 100), default=0, metavar="N", help="Also the N likeliest tokens at each place."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON: one object a token.")
 def command(prompt: str | None, file: str | None, top: int, as_json: bool, **options: Any) -> None:
     """Show the log-probability of each token of a text, given the ones before (natural logarithm).

@@ -1,7 +1,7 @@
 """The `finback` command. Owns the list of subcommands, loaded only when used, and what an error looks like.
 
-Refuses tracebacks for errors raised on purpose: one sentence on stderr and the error's exit code (1 or 2). Ctrl-C is 130, a
-closed pipe ends quietly.
+Refuses tracebacks for errors raised on purpose: one sentence on stderr and the error's exit code (1 or 2). Ctrl-C is
+130, a closed pipe ends quietly.
 """
 
 from __future__ import annotations

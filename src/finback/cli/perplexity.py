@@ -14,11 +14,17 @@ from finback.cli.common import load_engine, load_options, read_text
 @click.argument("paths", metavar="[MODEL] FILE", nargs=-1, required=True)
 @load_options
 @click.option(
-    "--window", type=click.IntRange(2), default=512, show_default=True, metavar="N", help="Tokens per independent window."
+    "--window",
+    type=click.IntRange(2),
+    default=512,
+    show_default=True,
+    metavar="N",
+    help="Tokens per independent window.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(paths: tuple[str, ...], window: int, as_json: bool, **options: Any) -> None:
-    """Measure perplexity on a text file (- is stdin), in independent windows that each begin with the begin-of-text token.
+    """Measure perplexity on a text file (- is stdin), in independent windows that each begin with the begin-of-text
+    token.
 
     \b
       finback perplexity model.gguf wiki.txt

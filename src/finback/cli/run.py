@@ -20,15 +20,26 @@ from finback.cli.common import load_engine, load_options, read_text
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat format.")
 @click.option("--max-tokens", type=int, metavar="N", help="Longest answer [default: until the context is full].")
 @click.option("--temp", "temperature", type=float, metavar="X", help="Temperature; 0 is greedy [default: the model's].")
-@click.option("--top-p", type=float, metavar="X", help="Keep the likeliest tokens that add up to X [default: the model's].")
+@click.option(
+    "--top-p", type=float, metavar="X", help="Keep the likeliest tokens that add up to X [default: the model's]."
+)
 @click.option("--top-k", type=int, metavar="N", help="Keep the N likeliest tokens; 0 is off [default: the model's].")
-@click.option("--min-p", type=float, metavar="X", help="Drop tokens under X times the likeliest [default: the model's].")
+@click.option(
+    "--min-p", type=float, metavar="X", help="Drop tokens under X times the likeliest [default: the model's]."
+)
 @click.option("--seed", type=int, metavar="N", help="Repeat an answer [default: a new one each time].")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; can be repeated.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-text token.")
 @click.option("--stats", is_flag=True, help="Tokens, speed and memory on stderr when done.")
 def command(
-    prompt: str | None, file: str | None, system: str | None, think: bool, effort: str | None, raw: bool, stats: bool, **options: Any
+    prompt: str | None,
+    file: str | None,
+    system: str | None,
+    think: bool,
+    effort: str | None,
+    raw: bool,
+    stats: bool,
+    **options: Any,
 ) -> None:
     """Write an answer to a prompt, as it is made.
 
@@ -71,18 +82,22 @@ def _show(engine: Any, events: Any, stats: bool) -> None:
             sys.stdout.write("\n")
             sys.stdout.flush()
     if stats and event is not None and event.usage is not None:
-        usage, times = event.usage, event.timings
-        click.echo(
-            f"prompt {usage.prompt_tokens} tokens in {times.prefill_s:.2f} s ({_rate(usage.prompt_tokens, times.prefill_s)}), "
-            f"answer {usage.completion_tokens} tokens in {times.decode_s:.2f} s "
-            f"({_rate(usage.completion_tokens - 1, times.decode_s)}), {event.finish_reason}",
-            err=True,
-        )
-        memory = engine.memory()
-        parts = ", ".join(f"{name} {bytes_ / 2**20:.1f}" for name, bytes_ in memory.items() if name != "budget" and bytes_)
-        click.echo(
-            f"memory MiB: {parts} of {memory['budget'] / 2**20:.0f}; {engine.isa}, {engine.threads} threads", err=True
-        )
+        _show_stats(engine, event)
+
+
+def _show_stats(engine: Any, event: Any) -> None:
+    """Tokens, speed and memory, on stderr."""
+    usage, times = event.usage, event.timings
+    read, write = _rate(usage.prompt_tokens, times.prefill_s), _rate(usage.completion_tokens - 1, times.decode_s)
+    click.echo(
+        f"prompt {usage.prompt_tokens} tokens in {times.prefill_s:.2f} s ({read}), answer {usage.completion_tokens} "
+        f"tokens in {times.decode_s:.2f} s ({write}), {event.finish_reason}",
+        err=True,
+    )
+    memory = engine.memory()
+    parts = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in memory.items() if name != "budget" and size)
+    total = f"{memory['budget'] / 2**20:.0f}"
+    click.echo(f"memory MiB: {parts} of {total}; {engine.isa}, {engine.threads} threads", err=True)
 
 
 def _rate(tokens: int, seconds: float) -> str:

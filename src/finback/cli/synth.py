@@ -13,8 +13,12 @@ import click
 @click.option("--layers", type=int, default=None, metavar="N", help="Layers [default: the architecture's].")
 @click.option("--experts", type=int, default=None, metavar="N", help="Routed experts [default: the architecture's].")
 @click.option("--vocab", type=int, default=None, metavar="N", help="Vocabulary size [default: the architecture's].")
-@click.option("--experts-format", default=None, metavar="FORMAT", help="MXFP4, Q4_K, Q8_0, ... [default: as published].")
-@click.option("--dense-format", default=None, metavar="FORMAT", help="FP8_E4M3, Q8_0, BF16, ... [default: as published].")
+@click.option(
+    "--experts-format", default=None, metavar="FORMAT", help="MXFP4, Q4_K, Q8_0, ... [default: as published]."
+)
+@click.option(
+    "--dense-format", default=None, metavar="FORMAT", help="FP8_E4M3, Q8_0, BF16, ... [default: as published]."
+)
 @click.option("--seed", type=int, default=0, show_default=True, metavar="S", help="The same seed gives the same bytes.")
 @click.option("--alias", is_flag=True, help="GGUF only: like layers share their bytes (a small file of full depth).")
 def command(

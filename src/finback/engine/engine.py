@@ -1,8 +1,8 @@
 """The engine: one loaded model, and the three things to do with it (generate, stream, logits) plus sessions.
 
 Owns the path from a prompt to an answer: text or messages become ids, ids become logits, logits become tokens, tokens
-become text. Refuses what cannot fit (context, memory) before it starts, with the numbers. Calls from several threads are
-answered one after another. Nothing here knows a tensor; `ops/native.py` does.
+become text. Refuses what cannot fit (context, memory) before it starts, with the numbers. Calls from several threads
+are answered one after another. Nothing here knows a tensor; `ops/native.py` does.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The model's tokenizer. RequestError if the model came without one: such a model takes token ids only."""
         if self._tokenizer is None:
-            raise RequestError(f"{self.path.name} has no tokenizer; give token ids instead of text, or add a tokenizer.json")
+            raise RequestError(
+                f"{self.path.name} has no tokenizer; give token ids instead of text, or add a tokenizer.json"
+            )
         return self._tokenizer
 
     @property
@@ -153,7 +155,9 @@ class Engine:
         for last in self._answer(ids, resolved, None):
             tokens += last.token_ids
             text.append(last.text)
-        assert last.finish_reason is not None and last.usage is not None and last.timings is not None
+        assert last.finish_reason is not None
+        assert last.usage is not None
+        assert last.timings is not None
         return Completion("".join(text), tuple(tokens), last.finish_reason, last.usage, resolved.seed, last.timings)
 
     def stream(
@@ -166,8 +170,8 @@ class Engine:
         tools: Sequence[Mapping[str, Any]] = (),
         on_prefill: OnPrefill | None = None,
     ) -> Iterator[Event]:
-        """The same answer as events, as soon as each piece is certain. Errors of the request are raised here, before the
-        first event. Closing the iterator ends the answer and frees its memory."""
+        """The same answer as events, as soon as each piece is certain. Errors of the request are raised here, before
+        the first event. Closing the iterator ends the answer and frees its memory."""
         resolved = self._resolve(sampling)
         ids = self.encode(prompt, thinking=thinking, effort=effort, tools=tools)
         self._check_prompt(ids)
@@ -315,7 +319,9 @@ class Engine:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def __repr__(self) -> str:

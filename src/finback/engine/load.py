@@ -1,7 +1,7 @@
 """`finback.load`: from a path to a ready engine, in the order memory is promised: weights, arena, pages.
 
-Owns the defaults of an engine and the ranges of its settings. Refuses, before anything is allocated, what the budget cannot
-hold, with the numbers.
+Owns the defaults of an engine and the ranges of its settings. Refuses, before anything is allocated, what the budget
+cannot hold, with the numbers.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from finback.weights.checkpoint import GgufVocabulary, OpenedCheckpoint, open_ch
 from finback.weights.ledger import Ledger, budget_from
 
 DEFAULT_CONTEXT = 32768
-"""Tokens a sequence may hold unless asked otherwise. Pages are taken as a sequence grows, so a large context costs little
-until it is used: only the attention scratch is planned for it."""
+"""Tokens a sequence may hold unless asked otherwise. Pages are taken as a sequence grows, so a large context costs
+little until it is used: only the attention scratch is planned for it."""
 
 DEFAULT_PREFILL_CHUNK = 256
-"""Rows of a prefill step: enough to read each expert of V4-Flash once for six rows on average, few enough to answer Ctrl-C."""
+"""Rows of a prefill step: enough to read each expert of V4-Flash once for six rows on average, few enough to answer
+Ctrl-C."""
 
 MAX_PREFILL_CHUNK = 4096
 MAX_THREADS = 1024
@@ -57,7 +58,11 @@ def load(
         RequestError, PlatformError: a setting is out of range, or this machine lacks it.
     """
     count = default_threads().count if threads is None else _within("threads", threads, 1, MAX_THREADS)
-    chunk = DEFAULT_PREFILL_CHUNK if prefill_chunk is None else _within("prefill_chunk", prefill_chunk, 1, MAX_PREFILL_CHUNK)
+    chunk = (
+        DEFAULT_PREFILL_CHUNK
+        if prefill_chunk is None
+        else _within("prefill_chunk", prefill_chunk, 1, MAX_PREFILL_CHUNK)
+    )
     level = native.select_level(isa if isa is not None else forced_isa())
     ledger = Ledger(budget_from(memory))
     if cache_rounding is not None and not isinstance(cache_rounding, bool):
@@ -87,8 +92,8 @@ def load(
 
 
 def open_tokenizer(checkpoint: OpenedCheckpoint) -> Tokenizer | None:
-    """The tokenizer that lies with a model, or None: such a model takes token ids only. ModelFileError if it is broken or
-    has more tokens than the model."""
+    """The tokenizer that lies with a model, or None: such a model takes token ids only. ModelFileError if it is
+    broken or has more tokens than the model."""
     source = checkpoint.tokenizer
     if source is None:
         return None

@@ -27,10 +27,11 @@ SEED_RANGE = 2**64
 class Sampling:
     """Sampling parameters of one answer. None means: the model's generation_config.json, else the library's default.
 
-    temperature: 0 is greedy, equal logits to the lowest id. top_k: 0 is off. top_p: 1 is off. min_p: share of the greatest
-    probability below which a token is dropped; 0 is off. seed: the same seed gives the same answer; None draws one, which the
-    answer reports. max_tokens: None is until the context is full. stop: strings that end the answer, not part of it.
-    stop_token_ids: ids that end the answer, not part of it. ignore_eos: go on past the end-of-text token.
+    temperature: 0 is greedy, equal logits to the lowest id. top_k: 0 is off. top_p: 1 is off. min_p: share of the
+    greatest probability below which a token is dropped; 0 is off. seed: the same seed gives the same answer; None
+    draws one, which the answer reports. max_tokens: None is until the context is full. stop: strings that end the
+    answer, not part of it. stop_token_ids: ids that end the answer, not part of it. ignore_eos: go on past the
+    end-of-text token.
     """
 
     temperature: float | None = None

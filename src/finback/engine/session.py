@@ -1,8 +1,8 @@
 """A session: one timeline of tokens and the cache rows they left, which a caller extends, reads and takes back.
 
-Owns the token list, the checkpoints that make long rewinds cheap and the decision how to reach a wanted length: by setting
-a length (up to max_draft rows), from a checkpoint, or by computing again. Refuses to guess: after an interrupted step the
-timeline is computed again from the last good checkpoint. Knows no tensors and no sampling.
+Owns the token list, the checkpoints that make long rewinds cheap and the decision how to reach a wanted length: by
+setting a length (up to max_draft rows), from a checkpoint, or by computing again. Refuses to guess: after an
+interrupted step the timeline is computed again from the last good checkpoint. Knows no tensors and no sampling.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ weighs as much as a thousand tokens of pages, so this keeps them under half of w
 MAX_CHECKPOINTS = 8
 
 Rewound = Literal["kept", "length", "checkpoint", "recomputed"]
-"""How a rewind reached its length: nothing to do, by setting a length, from a checkpoint, or by computing from the start."""
+"""How a rewind reached its length: nothing to do, by setting a length, from a checkpoint, or by computing from the
+start."""
 
 OnPrefill = Callable[[int, int], None]
 
@@ -126,8 +127,8 @@ class Session:
         return found
 
     def _fall_back(self, length: int) -> None:
-        """After a step that did not finish: it may have overwritten rows of the rings, so the cache goes back to the last
-        checkpoint of the `length` tokens that stay. What is missing is computed with the next append."""
+        """After a step that did not finish: it may have overwritten rows of the rings, so the cache goes back to the
+        last checkpoint of the `length` tokens that stay. What is missing is computed with the next append."""
         while self._checkpoints and self._checkpoints[-1][0] > length:
             self._drop(len(self._checkpoints) - 1)
         self._good = self._jump(length)
@@ -208,7 +209,9 @@ class Session:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _check_open(self) -> None:

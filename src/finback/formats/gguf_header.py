@@ -65,7 +65,8 @@ class _HeaderReader:
         self.path, self.descriptor, self.size = path, descriptor, size
         self.buffer = bytearray()
         self.position = 0
-        self.inner_arrays = 0
+        self.strings = 0  # met so far in arrays
+        self.inner_arrays = 0  # met so far inside arrays
 
     def read(self, file: int) -> Header:
         version, tensor_count, key_count = self._fixed_part()
@@ -221,6 +222,11 @@ class _HeaderReader:
                 self._array(key, depth + 1)
         elif kind is ValueType.STR:
             self._check_count(field, count, limits.GGUF_HEADER_BYTES, at_least=8)
+            self.strings += count
+            if self.strings > limits.GGUF_STRINGS:
+                raise self._error(
+                    f"key {shown(key)} makes {self.strings} strings, allowed are {limits.GGUF_STRINGS}"
+                )
             self._skip_strings(key, count)
         else:
             nbytes = count * SCALAR_DTYPES[kind].itemsize
@@ -231,11 +237,11 @@ class _HeaderReader:
         return Stored(kind, count, start, self.position)
 
     def _check_bools(self, key: str, start: int) -> None:
-        values = np.frombuffer(bytes(self.buffer[start : self.position]), np.uint8)
-        if values.size and values.max() > 1:
-            raise self._error(
-                f"key {shown(key)} holds a bool of value {int(values.max())}, allowed are 0 and 1"
-            )
+        if start == self.position:
+            return
+        largest = int(np.frombuffer(self.buffer, np.uint8, self.position - start, start).max())
+        if largest > 1:
+            raise self._error(f"key {shown(key)} holds a bool of value {largest}, allowed are 0 and 1")
 
     def _skip_strings(self, key: str, count: int) -> None:
         """Moves past `count` strings, checking each length.

@@ -8,11 +8,12 @@ Source: the safetensors format; architecture spec, section 6.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Set
+from contextlib import contextmanager
 from dataclasses import dataclass
-from math import prod
 from operator import attrgetter
 from pathlib import Path
 from types import MappingProxyType
@@ -34,6 +35,7 @@ DTYPES: Final[Mapping[str, str]] = MappingProxyType(
     | {name: name for name in ("F16", "BF16", "F32", "F64")}
     | {"F8_E4M3": "FP8_E4M3", "F8_E8M0": "E8M0"}
 )
+_KINDS: Final = {name: (format, FORMATS[format].block_bytes) for name, format in DTYPES.items()}
 _FIELDS: Final = frozenset({"dtype", "shape", "data_offsets"})
 
 
@@ -65,6 +67,13 @@ def open_folder(path: str | os.PathLike[str]) -> SafetensorsFiles:
         if not os.path.lexists(single):
             raise ModelFileError(folder, f"holds neither {SINGLE_NAME} nor {INDEX_NAME}")
         return open_safetensors(single)
+    with _collector_paused():
+        return _open_indexed(folder)
+
+
+def _open_indexed(folder: Path) -> SafetensorsFiles:
+    """Checks the index and that all its shards are there, and opens them."""
+    index, single = folder / INDEX_NAME, folder / SINGLE_NAME
     shard_of = _read_index(index)
     names = sorted(set(shard_of.values()))
     if os.path.lexists(single) and SINGLE_NAME not in names:
@@ -82,26 +91,44 @@ def open_folder(path: str | os.PathLike[str]) -> SafetensorsFiles:
     return _open_shards(folder, names, shard_of)
 
 
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Holds back Python's cycle collector while many small objects are made and none becomes garbage.
+
+    It would walk all of them again and again: a quarter of the time it takes to open V4-Flash.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 def _open_shards(folder: Path, names: list[str], shard_of: dict[str, str]) -> SafetensorsFiles:
     """Reads all shards and compares what they hold with what the index says."""
+    listed: dict[str, set[str]] = {name: set() for name in names}
+    for tensor, name in shard_of.items():
+        listed[name].add(tensor)
     model = SafetensorsFiles([folder / name for name in names], {}, [])
     for file, name in enumerate(names):
         header = _read_header(folder / name, file)
-        model.metadata.append(header.metadata)
-        for tensor in header.tensors:
-            listed = shard_of.get(tensor)
-            if listed != name:
-                where = "no shard" if listed is None else shown(listed)
-                raise ModelFileError(
-                    folder / name, f"holds tensor {shown(tensor)}, which the index puts in {where}"
-                )
+        held = header.tensors.keys()
+        if held != listed[name]:
+            _refuse_shard(folder / name, held - listed[name], listed[name] - held, shard_of)
         model.tensors.update(header.tensors)
-    if len(model.tensors) != len(shard_of):
-        tensor = next(tensor for tensor in shard_of if tensor not in model.tensors)
-        raise ModelFileError(
-            folder / shard_of[tensor], f"lacks tensor {shown(tensor)}, which {INDEX_NAME} says is in it"
-        )
+        model.metadata.append(header.metadata)
     return model
+
+
+def _refuse_shard(path: Path, extra: Set[str], lacking: Set[str], shard_of: dict[str, str]) -> NoReturn:
+    """Raises for a shard that holds, or lacks, what the index says otherwise; names the first by name."""
+    if extra:
+        tensor = min(extra)
+        where = shown(shard_of[tensor]) if tensor in shard_of else "no shard"
+        raise ModelFileError(path, f"holds tensor {shown(tensor)}, which the index puts in {where}")
+    raise ModelFileError(path, f"lacks tensor {shown(min(lacking))}, which {INDEX_NAME} says is in it")
 
 
 def _read_index(path: Path) -> dict[str, str]:
@@ -155,46 +182,53 @@ def _read_header(path: Path, file: int) -> _Header:
 
 
 def _tensor(path: Path, file: int, name: str, fields: object, start: int) -> TensorEntry:
-    """One checked line of the header; `start` is where the data begins."""
+    """One checked line of the header; `start` is where the data begins.
+
+    The checks are written out flat: this runs 69,187 times for V4-Flash. type() is asked and not isinstance,
+    for which True is an int.
+    """
     if not 1 <= len(name) <= limits.TENSOR_NAME_BYTES or not name.isprintable():
         raise ModelFileError(
             path, f"tensor name {shown(name)} must have 1 to {limits.TENSOR_NAME_BYTES} printable characters"
         )
-    if not isinstance(fields, dict) or fields.keys() != _FIELDS:
+    if type(fields) is not dict or fields.keys() != _FIELDS:
         raise ModelFileError(path, f"tensor {shown(name)} needs exactly dtype, shape and data_offsets")
     dtype, shape, offsets = fields["dtype"], fields["shape"], fields["data_offsets"]
-    if not _are_counts(shape) or 0 in shape or len(shape) > limits.SAFETENSORS_DIMENSIONS:
+    kind = _KINDS.get(dtype) if type(dtype) is str else None
+    if kind is None:
+        raise UnsupportedModelError(
+            path, f"tensor {shown(name)} has dtype {_brief(dtype)}; known are {', '.join(DTYPES)}"
+        )
+    format, nbytes = kind
+    well_shaped = type(shape) is list and len(shape) <= limits.SAFETENSORS_DIMENSIONS
+    for size in shape if well_shaped else ():
+        if type(size) is not int or not 0 < size <= limits.TENSOR_ELEMENTS:
+            well_shaped = False
+            break
+        nbytes *= size
+    if not well_shaped:
         most = limits.SAFETENSORS_DIMENSIONS
         raise ModelFileError(
             path,
             f"tensor {shown(name)} has shape {_brief(shape)}, wanted are up to {most} whole numbers from 1",
         )
-    kind = DTYPES.get(dtype) if isinstance(dtype, str) else None
-    if kind is None:
-        raise UnsupportedModelError(
-            path, f"tensor {shown(name)} has dtype {_brief(dtype)}; known are {', '.join(DTYPES)}"
-        )
-    if not _are_counts(offsets) or len(offsets) != 2:
+    if (
+        type(offsets) is not list
+        or len(offsets) != 2
+        or type(offsets[0]) is not int
+        or type(offsets[1]) is not int
+    ):
         raise ModelFileError(
-            path,
-            f"tensor {shown(name)} has data_offsets {_brief(offsets)}, wanted are two whole numbers from 0",
+            path, f"tensor {shown(name)} has data_offsets {_brief(offsets)}, wanted are two whole numbers"
         )
     begin, end = offsets
-    nbytes = prod(shape) * FORMATS[kind].block_bytes
-    if end - begin != nbytes or nbytes > limits.TENSOR_ELEMENTS:
+    if begin < 0 or end - begin != nbytes or nbytes > limits.TENSOR_ELEMENTS:
         raise ModelFileError(
             path,
             f"tensor {shown(name)}, {dtype} {shown(shape)}, takes {shown(nbytes)} bytes, "
             f"its data_offsets are {shown(offsets)}",
         )
-    return TensorEntry(name, kind, tuple(shape), file, start + begin, nbytes)
-
-
-def _are_counts(values: object) -> bool:
-    """Whether this is a list of 64-bit integers >= 0; type() because True is an int to isinstance."""
-    if type(values) is not list:
-        return False
-    return all(type(value) is int and 0 <= value <= limits.TENSOR_ELEMENTS for value in values)
+    return TensorEntry(name, format, tuple(shape), file, start + begin, nbytes)
 
 
 def _brief(value: object) -> str:

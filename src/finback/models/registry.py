@@ -1,4 +1,5 @@
-"""Which model file runs which checkpoint. One file, one architecture; readers of checkpoints refuse all others by name."""
+"""Which model file runs which checkpoint. One file, one architecture; readers of checkpoints refuse all others by
+name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Writes any model finback opens as a plain model folder: official names, one float format, loadable by transformers.
 
-Owns nothing of its own: names come from the inventory, values from the stored formats decoded exactly. Used to give peers
-the same numbers in benchmarks and tests. Refuses formats without a float codec and folders that exist with content.
+Owns nothing of its own: names come from the inventory, values from the stored formats decoded exactly. Used to give
+peers the same numbers in benchmarks and tests. Refuses formats without a float codec and folders that exist with
+content.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Scores a text under a model: log-probability of each token, and perplexity over windows.
 
-Owns the definition printed beside every number: natural logarithms, independent windows that begin with the begin-of-text
-token, the token after it predicted first. Refuses texts with nothing to predict.
+Owns the definition printed beside every number: natural logarithms, independent windows that begin with the
+begin-of-text token, the token after it predicted first. Refuses texts with nothing to predict.
 """
 
 from __future__ import annotations

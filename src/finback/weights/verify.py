@@ -1,5 +1,5 @@
-"""Reads every tensor of a model and reports values that are not finite. Slow by nature (the whole file is read); used by
-`finback inspect --check`. Owns no fix: a damaged file has to be fetched again."""
+"""Reads every tensor of a model and reports values that are not finite. Slow by nature (the whole file is read);
+used by `finback inspect --check`. Owns no fix: a damaged file has to be fetched again."""
 
 from __future__ import annotations
 
