@@ -7,7 +7,6 @@
 namespace blocks {
 
 // ---- numbers
-// -------------------------------------------------------------------------------------------------------
 
 constexpr float f32_of_bits(uint32_t bits) { return __builtin_bit_cast(float, bits); }
 constexpr uint32_t bits_of_f32(float x) { return __builtin_bit_cast(uint32_t, x); }
@@ -66,7 +65,6 @@ constexpr E4M3Table kE4M3 = make_e4m3();
 constexpr int8_t kDoubledE2M1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 // ---- packed activations (format.h)
-// ---------------------------------------------------------------------------------
 
 // Byte offsets of the arrays behind the codes of an int8 row of k values in blocks of `block`.
 struct Int8Layout {
@@ -91,7 +89,6 @@ inline uint16_t bf16_code(float x) {
 }
 
 // ---- scales beside the codes
-// ---------------------------------------------------------------------------------------
 
 // The scales of one row of a matrix with a scale plane, by block column.
 class ScaleRow {
@@ -110,7 +107,6 @@ class ScaleRow {
 inline const uint8_t* row_of(const Matrix& w, int64_t r) { return w.data + r * w.row_bytes; }
 
 // ---- blocks of 32: signed codes and one scale, weight = d * code
-// ---------------------------------------------------
 
 struct Codes32 {
     int8_t code[32];
@@ -160,7 +156,6 @@ struct UnpackMXFP4Pairs {  // safetensors order: byte i holds columns 2i and 2i 
 };
 
 // ---- blocks of 256
-// -------------------------------------------------------------------------------------------------
 
 struct CodesQ4_K {  // weight = (d * sc) * code - dmin * m, with sc and m of its group of 32
     uint8_t code[256], sc[8], m[8];
@@ -210,7 +205,6 @@ inline void unpack(const Matrix& w, int64_t r, int64_t b, CodesQ6_K& out) {
 }
 
 // ---- float formats: weight i of a row
-// ------------------------------------------------------------------------------
 
 struct LoadF32 {
     static constexpr int64_t kBytes = 4;
@@ -226,7 +220,6 @@ struct LoadBF16 {
 };
 
 // ---- decode_row: weights as numbers (section 6)
-// --------------------------------------------------------------------
 
 template <class Load>
 void decode_floats(const Matrix& w, int64_t r, float* out) {

@@ -21,7 +21,7 @@ inline int64_t inputs_per_pass(int64_t bytes_per_input, int64_t least, int64_t m
 
 inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
-// The same value, of which the compiler knows nothing. Costs no instruction; used where its rearranging costs
+// The same value, of which the compiler knows nothing. Costs no instruction; where its rearranging costs
 // many.
 inline __m256i opaque(__m256i v) {
     asm("" : "+x"(v));
@@ -30,8 +30,7 @@ inline __m256i opaque(__m256i v) {
 
 inline __m256i load256(const void* p) { return _mm256_loadu_si256(static_cast<const __m256i*>(p)); }
 inline __m128i load128(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
-// Sixteen bytes from each of two places, a in the low half. Two broadcasts cost loads only, an insert a
-// shuffle.
+// Sixteen bytes from each of two places, a in the low half. Broadcasts cost loads only, an insert a shuffle.
 inline __m256i load_pair(const void* a, const void* b) {
     return _mm256_blend_epi32(_mm256_broadcastsi128_si256(load128(a)),
                               _mm256_broadcastsi128_si256(load128(b)), 0xf0);
@@ -41,7 +40,6 @@ inline __m256i load_pair(const void* a, const void* b) {
 inline void prefetch(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T1); }
 
 // ---- packing
-// -------------------------------------------------------------------------------------------------------
 
 // Largest magnitude of eight values a step, compared as integers: for finite values the order of the bits is
 // the order of the magnitudes, and a NaN or an infinity is at least 0x7f800000.

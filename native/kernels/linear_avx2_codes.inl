@@ -7,18 +7,17 @@
 // two neighbouring products in 16 bits; the bias is taken out with the activation sums. What keeps every
 // 16-bit sum exact (|a| <= 127):
 //
+//   limit                                                                              32767
 //   codes 0..15  (Q4_K, half bytes of Q8_0)   eight registers: 16 products * 15 * 127 = 30480
 //   codes 0..24  (MXFP4 + 12, Q4_0)           four registers:   8 products * 24 * 127 = 24384
-//   codes 0..63  (Q6_K)                       two registers:    4 products * 63 * 127 = 32004      limit
-//   32767
+//   codes 0..63  (Q6_K)                       two registers:    4 products * 63 * 127 = 32004
 //
 // A register of eight rows x four columns meets a broadcast of four activations, so nothing is ever summed
 // across lanes and the chain over blocks is one fma on eight rows at once.
 
 constexpr int kTileRows = 8;
 
-// Rows of a tile. A tile that sticks out of the range repeats its last row, whose results are then not
-// stored.
+// Rows of a tile. A tile that sticks out of the range repeats its last row, whose results are not stored.
 struct TileRows {
     const uint8_t* at[kTileRows];
     int64_t index[kTileRows];
@@ -57,8 +56,8 @@ inline __m256 halves_at(const TileRows& rows, int64_t offset) {
     return _mm256_cvtph_ps(_mm_setr_epi16(at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)));
 }
 
-// half_of_e8m0 of byte(i) in lane i. 2^(b-127) by shifting, then halved; b = 0 becomes 2^-127 by the max, b =
-// 255 a NaN by the or.
+// half_of_e8m0 of byte(i) in lane i. 2^(b-127) by shifting, then halved; the max makes 2^-127 of b = 0, the
+// or a NaN of b = 255.
 template <class Byte>
 inline __m256 halves_of_e8m0(Byte byte) {
     const auto e = [&](int i) { return static_cast<char>(byte(i)); };
@@ -120,7 +119,6 @@ struct Inputs {
 };
 
 // ---- blocks of 32 with four-bit codes
-// --------------------------------------------------------------------------------
 //
 // A source gives the eight registers of a block of eight rows: use(i, codes), codes of columns 4i .. 4i+3 in
 // the order of activations(), biased by kBias. It also gives the scales.
@@ -243,7 +241,6 @@ struct Tile32 {
 };
 
 // ---- Q8_0
-// ------------------------------------------------------------------------------------------------------------
 
 // Sums of the eight lanes of each of eight registers, one per lane.
 inline __m256i sum_lanes(const __m256i* p) {
@@ -304,7 +301,6 @@ struct TileQ8_0 {
 };
 
 // ---- the walk
-// --------------------------------------------------------------------------------------------------------
 
 constexpr int kMostInputs = 64;  // of one pass: accumulators of a tile take 2 KB
 

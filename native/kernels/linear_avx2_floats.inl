@@ -1,5 +1,6 @@
 // Products of the float formats with AVX2: sixteen lanes in two registers, each lane an fma chain of its own.
-// Owns the walk for F32, F16 and BF16 weights and the one for FP8.
+// Owns the walk for F32, F16 and BF16 weights, the shape of a tile and the tree; FP8 shares the last two.
+// Weights are read where they lie.
 //
 // A step works on half of the lanes (one register) of four rows and up to three inputs: twelve accumulators,
 // four weights and three inputs, so an fma needs about half a load. The two halves never meet before the tree
@@ -15,19 +16,15 @@ struct Lanes {
     __m256 half[2];
 };
 
-// tree16 of docs/exactness.md section 2, from the eight sums l_i + l_{i+8} brought to four: b_i = a_i +
-// a_{i+4}.
-inline float tree4(__m128 b) {
+// docs/exactness.md section 2.
+inline float tree16(Lanes l) {
+    const __m256 a = _mm256_add_ps(l.half[0], l.half[1]);
+    const __m128 b = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
     const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_shuffle_ps(c, c, 1)));
 }
-inline float tree16(Lanes l) {
-    const __m256 a = _mm256_add_ps(l.half[0], l.half[1]);
-    return tree4(_mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)));
-}
 
 // ---- F32, F16, BF16
-// ----------------------------------------------------------------------------------------------------
 
 struct LanesF32 {
     using Load = blocks::LoadF32;

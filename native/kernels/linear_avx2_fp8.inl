@@ -3,12 +3,11 @@
 //
 // An E4M3 code, its exponent and fraction moved up by seven bits and its sign to the top, is the f16 of 2^-8
 // times the number, subnormals included: F16C converts it exactly. The factor 2^8 goes to the weights when
-// they are decoded for many inputs. For one input it goes to the input, which is cheaper and the same: fma(w
-// / 256, 256 * x, lane) has the exact product of fma(w, x, lane). That needs 256 * x to be finite. NaN codes
-// are watched for and make the row's result NaN.
+// they are decoded for many inputs. A single input takes it itself, which is cheaper and the same: the
+// product inside fma(w / 256, 256 * x, lane) is exactly that of fma(w, x, lane). That needs 256 * x to be
+// finite. NaN codes are watched for and make the row's result NaN.
 //
-// A 16-bit lane holds a pair of columns, the even one in its low byte; inputs are pairs of bf16 in 32-bit
-// lanes.
+// A 16-bit lane holds a pair of columns, the even one in its low byte; so does a 32-bit lane of bf16 inputs.
 
 constexpr int kPairs = 32;  // columns of a step: sixteen lanes of two columns
 
@@ -60,6 +59,7 @@ inline __m256i fp8_codes(const uint8_t* row, int64_t k, int64_t cols) {
     return __builtin_expect(k + kPairs <= cols, 1) ? load256(row + k) : last_fp8_codes(row, k, cols);
 }
 
+// total = fma(lane, scale, total), at the end of a scale block.
 inline void close_block(__m256 lane, float scale, __m256& total) {
     total = _mm256_fmadd_ps(lane, _mm256_set1_ps(scale), total);
 }
@@ -89,10 +89,10 @@ void fp8_for_one(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* x, 
             Lanes lane[kFloatRows] = {};
             for (int64_t k = c0; k < smaller(c0 + w.block_cols, w.cols); k += kPairs) {
                 const __m256i a = load256(x + 2 * k), b = load256(x + 2 * k + 32);
-                const __m256 odd_a = _mm256_mul_ps(high_bf16(a), factor),
-                             odd_b = _mm256_mul_ps(high_bf16(b), factor);
-                const __m256 even_a = _mm256_mul_ps(low_bf16(a), factor),
-                             even_b = _mm256_mul_ps(low_bf16(b), factor);
+                const __m256 odd_a = _mm256_mul_ps(high_bf16(a), factor);
+                const __m256 odd_b = _mm256_mul_ps(high_bf16(b), factor);
+                const __m256 even_a = _mm256_mul_ps(low_bf16(a), factor);
+                const __m256 even_b = _mm256_mul_ps(low_bf16(b), factor);
                 for (int i = 0; i < kFloatRows; i++) {
                     if (k % 64 == 0) prefetch(rows.at[i] + kFloatRows * w.row_bytes + k);
                     Fp8Step s;
@@ -133,8 +133,7 @@ void decode_fp8_row(const uint8_t* row, int64_t k0, int64_t k1, int64_t cols, fl
     magnitude = most;
 }
 
-// One scale block, columns [c0, c1) of the tile's rows, for T inputs. Column 0 of the tile is column k0 of
-// the matrix.
+// One scale block, columns [c0, c1) of the tile's rows, for T inputs. The tile begins at column k0.
 template <int T>
 void add_fp8_block(const Fp8Tile& tile, int64_t k0, int64_t c0, int64_t c1, const float* scale,
                    const uint8_t* const* x, Lanes* total) {
@@ -154,8 +153,8 @@ void add_fp8_block(const Fp8Tile& tile, int64_t k0, int64_t c0, int64_t c1, cons
             }
         }
         for (int t = 0; t < T; t++) {
-            for (int i = 0; i < kFloatRows; i++)
-                close_block(acc[t][i], scale[i], total[t * kFloatRows + i].half[half]);
+            Lanes* to = total + t * kFloatRows;
+            for (int i = 0; i < kFloatRows; i++) close_block(acc[t][i], scale[i], to[i].half[half]);
         }
     }
 }

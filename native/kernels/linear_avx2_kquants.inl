@@ -32,7 +32,6 @@ inline __m256 f32_of_low_halves(__m256i v) {
 }
 
 // ---- Q4_K
-// ------------------------------------------------------------------------------------------------------------
 
 struct ScalesQ4_K {
     __m256i sc[8], m[8];  // doubled into both 16-bit lanes
@@ -120,7 +119,6 @@ struct TileQ4_K {
 };
 
 // ---- Q6_K
-// ------------------------------------------------------------------------------------------------------------
 
 // Codes stay 0..63; the bias of 32 is taken out with the group sums: I = sum_j sc_j sum(u a) - 32 sum_j sc_j
 // sum(a).

@@ -7,7 +7,6 @@
 namespace products {
 
 // ---- packing
-// -------------------------------------------------------------------------------------------------------
 
 bool all_finite(const float* x, int64_t k) {
     bool ok = true;
@@ -83,7 +82,6 @@ bool pack_a8x256(const float* x, int64_t k, uint8_t* dst) {
 }
 
 // ---- block formats: the chain of output r lives in out[t][r - row0] itself
-// ------------------------------------------
 
 int dot(const int8_t* w, const int8_t* a, int n) {
     int sum = 0;
@@ -161,7 +159,6 @@ void linear_q6_k(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* con
 }
 
 // ---- float formats: sixteen lanes and one tree
-// -----------------------------------------------------------------------
 
 float tree16(const float* l) {
     float a[8], b[4];
