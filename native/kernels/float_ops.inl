@@ -176,8 +176,8 @@ void swiglu(const float* gate, const float* up, int64_t n, float limit, const fl
     // No clamp is a clamp at infinity: no finite value is changed by it.
     const f32x16 top = broadcast(limit > 0 ? limit : __builtin_inff()), bottom = negate(top);
     FINBACK_FOR_LANES (i, lanes, n) {
-        const f32x16 a = min(load_some(gate + i, lanes), top);
-        const f32x16 b = max(min(load_some(up + i, lanes), top), bottom);
+        const f32x16 a = min(top, load_some(gate + i, lanes));
+        const f32x16 b = max(bottom, min(top, load_some(up + i, lanes)));
         const f32x16 u = silu(a) * b;
         store_some(out + i, weight ? u * broadcast(*weight) : u, lanes);
     }

@@ -63,7 +63,7 @@ struct Matrix {
 //   BF16    uint16_t[k]
 //   A8x32   int8_t q[k], float d[k/32], int32_t sum[k/32]
 //   A8x256  int8_t q[k], float d[k/256], int16_t sum[k/16]
-// each array starts at a multiple of 64 bytes (pad64).
+// each array starts at a multiple of 64 bytes (pad64); the padding is zero.
 static constexpr int64_t pad64(int64_t n) { return (n + 63) / 64 * 64; }
 
 static constexpr int kLanes = 16;

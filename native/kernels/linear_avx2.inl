@@ -54,18 +54,18 @@ inline uint32_t greatest(__m256i v) {
     return static_cast<uint32_t>(_mm_cvtsi128_si32(m));
 }
 
-bool all_finite(const float* x, int64_t k) {
+bool all_below(const float* x, int64_t k, uint32_t bound) {
     __m256i most = _mm256_setzero_si256();
     int64_t i = 0;
     for (; i + 8 <= k; i += 8) most = _mm256_max_epi32(most, magnitude_bits(_mm256_loadu_ps(x + i)));
-    bool ok = greatest(most) < 0x7f800000u;
-    for (; i < k; i++) ok &= blocks::is_finite(x[i]);
+    bool ok = greatest(most) < bound;
+    for (; i < k; i++) ok &= blocks::is_below(x[i], bound);
     return ok;
 }
 
 bool pack_f32(const float* x, int64_t k, uint8_t* dst) {
     __builtin_memset(dst, 0, static_cast<size_t>(pad64(4 * k)));
-    if (!all_finite(x, k)) return false;
+    if (!all_below(x, k, blocks::kNotFinite)) return false;
     __builtin_memcpy(dst, x, static_cast<size_t>(4 * k));
     return true;
 }
@@ -82,7 +82,7 @@ inline __m256i bf16_codes(__m256 x) {
 
 bool pack_bf16(const float* x, int64_t k, uint8_t* dst) {
     __builtin_memset(dst, 0, static_cast<size_t>(pad64(2 * k)));
-    if (!all_finite(x, k)) return false;
+    if (!all_below(x, k, blocks::kBf16Overflow)) return false;
     uint16_t* code = reinterpret_cast<uint16_t*>(dst);
     int64_t i = 0;
     for (; i + 16 <= k; i += 16) {
@@ -128,7 +128,7 @@ inline __m256i sums_of_four(const int8_t* code) {
 bool pack_a8x32(const float* x, int64_t k, uint8_t* dst) {
     const blocks::Int8Layout layout = blocks::layout_a8x32(k);
     __builtin_memset(dst, 0, static_cast<size_t>(layout.end));
-    if (!all_finite(x, k)) return false;
+    if (!all_below(x, k, blocks::kNotFinite)) return false;
     int8_t* code = reinterpret_cast<int8_t*>(dst);
     float* d = reinterpret_cast<float*>(dst + layout.d);
     int32_t* sum = reinterpret_cast<int32_t*>(dst + layout.sum);
@@ -146,7 +146,7 @@ bool pack_a8x32(const float* x, int64_t k, uint8_t* dst) {
 bool pack_a8x256(const float* x, int64_t k, uint8_t* dst) {
     const blocks::Int8Layout layout = blocks::layout_a8x256(k);
     __builtin_memset(dst, 0, static_cast<size_t>(layout.end));
-    if (!all_finite(x, k)) return false;
+    if (!all_below(x, k, blocks::kNotFinite)) return false;
     int8_t* code = reinterpret_cast<int8_t*>(dst);
     float* d = reinterpret_cast<float*>(dst + layout.d);
     int16_t* sum = reinterpret_cast<int16_t*>(dst + layout.sum);

@@ -8,22 +8,22 @@ namespace products {
 
 // ---- packing
 
-bool all_finite(const float* x, int64_t k) {
+bool all_below(const float* x, int64_t k, uint32_t bound) {
     bool ok = true;
-    for (int64_t i = 0; i < k; i++) ok &= blocks::is_finite(x[i]);
+    for (int64_t i = 0; i < k; i++) ok &= blocks::is_below(x[i], bound);
     return ok;
 }
 
 bool pack_f32(const float* x, int64_t k, uint8_t* dst) {
     __builtin_memset(dst, 0, static_cast<size_t>(pad64(4 * k)));
-    if (!all_finite(x, k)) return false;
+    if (!all_below(x, k, blocks::kNotFinite)) return false;
     __builtin_memcpy(dst, x, static_cast<size_t>(4 * k));
     return true;
 }
 
 bool pack_bf16(const float* x, int64_t k, uint8_t* dst) {
     __builtin_memset(dst, 0, static_cast<size_t>(pad64(2 * k)));
-    if (!all_finite(x, k)) return false;
+    if (!all_below(x, k, blocks::kBf16Overflow)) return false;
     uint16_t* code = reinterpret_cast<uint16_t*>(dst);
     for (int64_t i = 0; i < k; i++) code[i] = blocks::bf16_code(x[i]);
     return true;
@@ -58,7 +58,7 @@ int sum_codes(const int8_t* code, int n) {
 bool pack_a8x32(const float* x, int64_t k, uint8_t* dst) {
     const blocks::Int8Layout layout = blocks::layout_a8x32(k);
     __builtin_memset(dst, 0, static_cast<size_t>(layout.end));
-    if (!all_finite(x, k)) return false;
+    if (!all_below(x, k, blocks::kNotFinite)) return false;
     int8_t* code = reinterpret_cast<int8_t*>(dst);
     float* d = reinterpret_cast<float*>(dst + layout.d);
     int32_t* sum = reinterpret_cast<int32_t*>(dst + layout.sum);
@@ -72,7 +72,7 @@ bool pack_a8x32(const float* x, int64_t k, uint8_t* dst) {
 bool pack_a8x256(const float* x, int64_t k, uint8_t* dst) {
     const blocks::Int8Layout layout = blocks::layout_a8x256(k);
     __builtin_memset(dst, 0, static_cast<size_t>(layout.end));
-    if (!all_finite(x, k)) return false;
+    if (!all_below(x, k, blocks::kNotFinite)) return false;
     int8_t* code = reinterpret_cast<int8_t*>(dst);
     float* d = reinterpret_cast<float*>(dst + layout.d);
     int16_t* sum = reinterpret_cast<int16_t*>(dst + layout.sum);

@@ -77,3 +77,15 @@ def test_the_last_odd_values_are_looked_at(level: str) -> None:
         x[-1] = np.nan
         assert not pack(level, "F32", x)[1]
         assert not pack(level, "BF16", x)[1]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_what_rounds_to_infinity_in_bf16_is_not_finite(level: str) -> None:
+    largest, over = np.uint32(0x7F7F7FFF).view(np.float32), np.uint32(0x7F7F8000).view(np.float32)
+    for x, good in ((largest, True), (-largest, True), (over, False), (-over, False)):
+        for k in (1, 8, 19):
+            row = np.ones(k, np.float32)
+            row[-1] = x
+            packed, finite = pack(level, "BF16", row)
+            assert finite == good
+            assert packed.any() == good

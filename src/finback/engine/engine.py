@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from finback.engine.result import Completion, Event, FinishReason, Timings, Usage
-from finback.engine.sampler import Drawer, Resolved, Sampling, resolve
+from finback.engine.sampler import Drawer, Resolved, Sampling, check_finite, resolve
 from finback.engine.session import OnPrefill, Session
 from finback.errors import EngineStateError, RequestError, shown
 from finback.text.stop import StopMatcher
@@ -231,7 +231,7 @@ class Engine:
             start = 0
             for n in sizes:
                 here = sorted({r - start for r in wanted if start <= r < start + n})
-                logits = self._model.run(state, tokens[start : start + n], here)
+                logits = check_finite(self._model.run(state, tokens[start : start + n], here), start, here)
                 found.update({start + r: logits[i] for i, r in enumerate(here)})
                 start += n
         finally:

@@ -114,6 +114,21 @@ def resolve(sampling: Sampling, defaults: GenerationDefaults) -> Resolved:
     )
 
 
+def check_finite(logits: npt.NDArray[np.float32], start: int, rows: Sequence[int]) -> npt.NDArray[np.float32]:
+    """`logits` f32 [n, V] of rows `start + rows[i]` of a sequence; NumericError if one holds a NaN or an infinity."""
+    for row, values in zip(rows, logits, strict=True):
+        if not np.isfinite(values).all():
+            raise NumericError(_not_finite(start + row))
+    return logits
+
+
+def _not_finite(position: int) -> str:
+    return (
+        f"the logits at position {position} are not finite; the weights are damaged "
+        f"(finback inspect --check finds where) or the prompt overflows"
+    )
+
+
 class Drawer:
     """Draws tokens from rows of logits; owns native scratch of the vocabulary's width."""
 
@@ -124,7 +139,7 @@ class Drawer:
         """The token at `position` of its sequence; `logits` f32 [V]. NumericError if they are not finite."""
         token = self._native.draw(logits, p.temperature, p.top_k, p.top_p, p.min_p, p.seed, choice, position)
         if token < 0:
-            raise NumericError(f"the logits at position {position} are not finite; the weights or the prompt overflow")
+            raise NumericError(_not_finite(position - 1))
         return token
 
     def log_probs(self, logits: npt.NDArray[np.float32], ids: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -132,5 +147,5 @@ class Drawer:
         wanted = np.asarray(ids, np.int32)
         out = np.empty(len(wanted), np.float32)
         if not self._native.log_probs(logits, wanted, out):
-            raise NumericError("the logits are not finite; the weights or the prompt overflow")
+            raise NumericError("the logits given are not finite; there are no log-probabilities under them")
         return out

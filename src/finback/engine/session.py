@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Literal, Self
 import numpy as np
 import numpy.typing as npt
 
+from finback.engine.sampler import check_finite
 from finback.errors import EngineStateError, MemoryBudgetError, RequestError, shown
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class Session:
             self._restore(len(self._tokens) - 1)
             self._extend([], False, None)
         assert self._logits is not None
-        return self._logits.copy()
+        return check_finite(self._logits[None], len(self._tokens) - 1, [0])[0].copy()
 
     # ---- writing
 
@@ -83,7 +84,8 @@ class Session:
         new = self._admit(ids)
         if not new:
             return np.zeros((0, self._engine.config.vocab_size), np.float32)
-        return np.concatenate(self._extend(new, True, None))[-len(new) :]
+        logits = np.concatenate(self._extend(new, True, None))[-len(new) :]
+        return check_finite(logits, len(self._tokens) - len(new), range(len(new)))
 
     def _admit(self, ids: Sequence[int]) -> list[int]:
         """Check that `ids` can follow, bring the cache to the end of the timeline and reserve their memory."""
