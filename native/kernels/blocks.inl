@@ -79,7 +79,8 @@ constexpr Int8Layout layout_a8x256(int64_t k) {
     return {d, sum, sum + pad64(k / 16 * 2)};
 }
 
-// Magnitudes, as bits, that an encoding has no code for: infinities and NaN, and for BF16 also what rounds to infinity.
+// Magnitudes, as bits, that an encoding has no code for: infinities and NaN, and for BF16 also what rounds to
+// infinity.
 constexpr uint32_t kNotFinite = 0x7f800000u, kBf16Overflow = 0x7f7f8000u;
 inline bool is_below(float x, uint32_t bound) { return (bits_of_f32(x) & 0x7fffffffu) < bound; }
 

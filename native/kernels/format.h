@@ -1,20 +1,23 @@
-// The packed layouts the kernels read and write: weight blocks as the files store them, activation encodings, cache
-// rows. Owns sizes and nothing else: no arithmetic, no allocation. Everything here is plain data, so that it can be
-// included by the instruction-set units, which may not share a single inline function with the rest of the program
-// (a weak symbol compiled with AVX2 could be the one the linker keeps for a machine without it).
+// The packed layouts the kernels read and write: weight blocks as the files store them, activation encodings,
+// cache rows. Owns sizes and nothing else: no arithmetic, no allocation. Everything here is plain data, so
+// that it can be included by the instruction-set units, which may not share a single inline function with the
+// rest of the program (a weak symbol compiled with AVX2 could be the one the linker keeps for a machine
+// without it).
 #pragma once
 #include <cstddef>
 #include <cstdint>
 
 namespace finback {
 
-// Weight formats that have kernels. The values are part of the binding; names are those of finback.formats.blocks.
+// Weight formats that have kernels. The values are part of the binding; names are those of
+// finback.formats.blocks.
 enum class Format : int32_t { F32, F16, BF16, FP8_E4M3, MXFP4, MXFP4_PAIRS, Q8_0, Q4_0, Q4_K, Q6_K, COUNT };
 
 // Activation encodings (docs/exactness.md section 4).
 enum class Encoding : int32_t { F32, BF16, A8x32, A8x256, COUNT };
 
-// ---- weight blocks, little-endian, as GGUF stores them -------------------------------------------------------------
+// ---- weight blocks, little-endian, as GGUF stores them
+// -------------------------------------------------------------
 
 struct BlockQ8_0 {  // 32 weights: d * q
     uint16_t d;     // f16
@@ -49,14 +52,16 @@ struct Matrix {
     Format format;
     ScaleKind scale_kind;
     int64_t rows, cols;
-    const uint8_t* data;    // row r at data + r * row_bytes
+    const uint8_t* data;  // row r at data + r * row_bytes
     int64_t row_bytes;
-    const uint8_t* scales;  // plane [ceil(rows / block_rows), scale_cols], E8M0 bytes or f32; null for block formats
-    int64_t scale_cols;     // scales per row of blocks
+    const uint8_t*
+        scales;  // plane [ceil(rows / block_rows), scale_cols], E8M0 bytes or f32; null for block formats
+    int64_t scale_cols;              // scales per row of blocks
     int32_t block_rows, block_cols;  // 128x128 or 32x32 for FP8_E4M3; 1x32 for MXFP4_PAIRS
 };
 
-// ---- activation encodings -------------------------------------------------------------------------------------------
+// ---- activation encodings
+// -------------------------------------------------------------------------------------------
 
 // Bytes of one packed row of k values, a multiple of 64:
 //   F32     float[k]
@@ -68,7 +73,8 @@ static constexpr int64_t pad64(int64_t n) { return (n + 63) / 64 * 64; }
 
 static constexpr int kLanes = 16;
 
-// ---- stored cache rows (docs/exactness.md section 9; table.h says what lies in them) -------------------------------
+// ---- stored cache rows (docs/exactness.md section 9; table.h says what lies in them)
+// -------------------------------
 
 static constexpr int64_t kFp8Block = 64, kFp4Block = 32;  // channels under one E8M0 scale
 static constexpr int64_t kMaxIndexWidth = 1024;           // widest indexer row that can be scored as codes

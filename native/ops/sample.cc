@@ -23,12 +23,14 @@ Sampler::Sampler(const Table* table, int64_t vocab)
     kept_.reserve(static_cast<size_t>(vocab));
 }
 
-// The order of section 14 is (z descending, id ascending). A heap gives its first items without sorting all 129,280 of them:
-// top_p usually stops after a few hundred.
+// The order of section 14 is (z descending, id ascending). A heap gives its first items without sorting all
+// 129,280 of them: top_p usually stops after a few hundred.
 void Sampler::filter(const SampleParams& p) {
     const float* z = z_.data();
     const auto before = [z](int32_t a, int32_t b) { return z[a] != z[b] ? z[a] > z[b] : a < b; };
-    const auto after = [before](int32_t a, int32_t b) { return before(b, a); };  // heaps keep the greatest on top
+    const auto after = [before](int32_t a, int32_t b) {
+        return before(b, a);
+    };  // heaps keep the greatest on top
     if (p.top_k > 0 && static_cast<size_t>(p.top_k) < kept_.size()) {
         std::nth_element(kept_.begin(), kept_.begin() + p.top_k, kept_.end(), before);
         kept_.resize(static_cast<size_t>(p.top_k));
@@ -60,8 +62,9 @@ int32_t Sampler::draw(const float* logits, const SampleParams& p) {
         return static_cast<int32_t>(found - logits);
     }
     for (int64_t i = 0; i < n; i++) z_[static_cast<size_t>(i)] = logits[i] / p.temperature;
-    // Division by a positive number keeps the order, so the greatest z is the greatest logit's. A tiny temperature may make
-    // it infinite: then the greatest logits share all the weight, which is the limit of the formula.
+    // Division by a positive number keeps the order, so the greatest z is the greatest logit's. A tiny
+    // temperature may make it infinite: then the greatest logits share all the weight, which is the limit of
+    // the formula.
     const float shift = top / p.temperature;
     if (std::isinf(shift)) {
         for (int64_t i = 0; i < n; i++) e_[static_cast<size_t>(i)] = logits[i] == top ? 1.0f : 0.0f;

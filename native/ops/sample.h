@@ -1,5 +1,6 @@
-// Drawing a token from a row of logits, and log-probabilities of given tokens (docs/exactness.md section 14). Runs after a
-// program, because grammar masks arrive in between. Owns its scratch, so a draw allocates nothing; one Sampler per thread.
+// Drawing a token from a row of logits, and log-probabilities of given tokens (docs/exactness.md section 14).
+// Runs after a program, because grammar masks arrive in between. Owns its scratch, so a draw allocates
+// nothing; one Sampler per thread.
 #pragma once
 #include <cstdint>
 #include <vector>
@@ -27,7 +28,8 @@ class Sampler {
     // The drawn id, or -1 if the row holds a value that is not finite.
     int32_t draw(const float* logits, const SampleParams& p);
 
-    // log-probabilities of `n` ids under the row before temperature and filters; false if the row is not finite.
+    // log-probabilities of `n` ids under the row before temperature and filters; false if the row is not
+    // finite.
     bool log_probs(const float* logits, const int32_t* ids, int64_t n, float* out);
 
   private:
@@ -35,8 +37,8 @@ class Sampler {
     void filter(const SampleParams& p);
 
     const Table* table_;
-    std::vector<float> z_, e_;    // scaled logits, exp(z - max)
-    std::vector<int32_t> kept_;   // capacity vocab
+    std::vector<float> z_, e_;   // scaled logits, exp(z - max)
+    std::vector<int32_t> kept_;  // capacity vocab
 };
 
 }  // namespace finback
