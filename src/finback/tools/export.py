@@ -68,7 +68,7 @@ def _stored(value: Matrix | npt.NDArray[np.generic], tensor: Expected, format: s
     if tensor.role == "table":
         assert not isinstance(value, Matrix)
         return value.astype(np.int64)
-    plain = np.asarray(value.plain if isinstance(value, Matrix) else value, np.float32)
+    plain = np.asarray(value.exact if isinstance(value, Matrix) else value, np.float32)
     if _format(tensor, format) == "F32":
         return np.ascontiguousarray(plain.reshape(tensor.shape))
     return encode(format, plain.reshape(-1, plain.shape[-1]))
