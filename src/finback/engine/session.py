@@ -66,7 +66,8 @@ class Session:
             self._restore(len(self._tokens) - 1)
             self._extend([], False, None)
         assert self._logits is not None
-        return check_finite(self._logits[None], len(self._tokens) - 1, [0])[0].copy()
+        check_finite(self._logits[None], len(self._tokens) - 1, [0])
+        return self._logits.copy()
 
     # ---- writing
 
