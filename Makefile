@@ -39,10 +39,10 @@ driver: $(BUILT)  ## the C++ tests of the operations, run by make test
 	@$(BIN)/cmake --build $$(dirname $$(find build -name CMakeCache.txt | head -1)) --target finback_tests >/dev/null
 
 test: $(DEV) lint types layers symbols driver  ## everything that gates a change
-	$(BIN)/python -m pytest -m "not slow and not oracle"
+	$(BIN)/python -m pytest -m "not slow" --ignore tests/oracle
 
 test-slow: $(DEV)  ## minutes: sanitizers, fuzz, allocation interposer, big shapes
-	$(BIN)/python -m pytest -m slow --timeout 3600
+	$(BIN)/python -m pytest -m slow --ignore tests/oracle --timeout 3600
 
 test-oracle: $(ORACLE)/.built  ## recompute oracle values live with torch and transformers
 	OMP_NUM_THREADS=1 $(ORACLE)/bin/python -m pytest -m oracle --timeout 1800 tests/oracle

@@ -33,7 +33,7 @@ opened = 0
 def mutate():
     data = bytearray(original)
     for _ in range(rng.choice((1, 1, 1, 2, 5))):
-        at, how = rng.randrange(head), rng.randrange(6)
+        at, how = rng.randrange(min(head, len(data))), rng.randrange(6)
         if how == 0:
             data[at] ^= 1 << rng.randrange(8)
         elif how == 1:
