@@ -59,37 +59,6 @@ Encoding encoding_of_name(const std::string& name) {
     throw nb::value_error(("no encoding '" + name + "'; there are F32, BF16, A8x32, A8x256").c_str());
 }
 
-// Weights of one block of a row and the bytes they take.
-struct Block {
-    int64_t cols, bytes;
-};
-Block block_of(Format f) {
-    switch (f) {
-        case Format::F32:
-            return {1, 4};
-        case Format::F16:
-        case Format::BF16:
-            return {1, 2};
-        case Format::FP8_E4M3:
-            return {1, 1};
-        case Format::MXFP4:
-            return {32, sizeof(BlockMXFP4)};
-        case Format::MXFP4_PAIRS:
-            return {32, 16};
-        case Format::Q8_0:
-            return {32, sizeof(BlockQ8_0)};
-        case Format::Q4_0:
-            return {32, sizeof(BlockQ4_0)};
-        case Format::Q4_K:
-            return {256, sizeof(BlockQ4_K)};
-        case Format::Q6_K:
-            return {256, sizeof(BlockQ6_K)};
-        case Format::COUNT:
-            break;
-    }
-    throw nb::value_error("no kernels for this format");
-}
-
 void set_scales(Matrix& w, const std::optional<Scales>& scales, const BlockShape& block) {
     const bool fp8 = w.format == Format::FP8_E4M3, plane = fp8 || w.format == Format::MXFP4_PAIRS;
     require(plane == scales.has_value() && plane == block.has_value(),
@@ -115,12 +84,12 @@ Matrix matrix_of(const std::string& format, const Bytes& data, const std::option
                  int64_t rows, int64_t cols, const BlockShape& block) {
     Matrix w{};
     w.format = format_of(format);
-    const Block b = block_of(w.format);
+    const BlockSize b = block_size(w.format);
     require(rows >= 1 && cols >= 1 && cols <= kMostValues / rows, "rows or cols out of range");
-    require(cols % b.cols == 0, "cols is not a whole number of blocks");
+    require(cols % b.weights == 0, "cols is not a whole number of blocks");
     w.rows = rows;
     w.cols = cols;
-    w.row_bytes = cols / b.cols * b.bytes;
+    w.row_bytes = cols / b.weights * b.bytes;
     require(static_cast<int64_t>(data.size()) == rows * w.row_bytes, "data does not have rows * row bytes");
     w.data = data.data();
     set_scales(w, scales, block);

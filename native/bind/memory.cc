@@ -46,38 +46,6 @@ const uint8_t* at(Bytes bytes, int64_t offset, int64_t size, const char* what) {
 
 constexpr int64_t kMaxSide = int64_t{1} << 31;  // keeps every product below 2^63
 
-struct BlockSize {
-    int64_t weights, bytes;
-};
-
-BlockSize block_size(Format format) {
-    switch (format) {
-        case Format::F32:
-            return {1, 4};
-        case Format::F16:
-            return {1, 2};
-        case Format::BF16:
-            return {1, 2};
-        case Format::FP8_E4M3:
-            return {1, 1};
-        case Format::MXFP4:
-            return {32, sizeof(BlockMXFP4)};
-        case Format::MXFP4_PAIRS:
-            return {32, 16};
-        case Format::Q8_0:
-            return {32, sizeof(BlockQ8_0)};
-        case Format::Q4_0:
-            return {32, sizeof(BlockQ4_0)};
-        case Format::Q4_K:
-            return {256, sizeof(BlockQ4_K)};
-        case Format::Q6_K:
-            return {256, sizeof(BlockQ6_K)};
-        case Format::COUNT:
-            break;
-    }
-    refuse("unknown weight format");
-}
-
 // What a Matrix and a MatrixStack have in common; data and scales are still to be filled in.
 struct Shape {
     Matrix matrix;
@@ -87,6 +55,7 @@ struct Shape {
 Shape shape_of(Format format, int64_t rows, int64_t cols, ScaleKind kind, int32_t block_rows,
                int32_t block_cols) {
     const BlockSize block = block_size(format);
+    if (!block.weights) refuse("unknown weight format");
     if (rows < 1 || cols < 1 || rows >= kMaxSide || cols >= kMaxSide)
         refuse("rows and cols must be 1 to 2^31 - 1");
     if (cols % block.weights) refuse("cols must be a multiple of the format's block");

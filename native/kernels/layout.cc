@@ -76,6 +76,34 @@ const char* format_name(Format f) {
     return "?";
 }
 
+BlockSize block_size(Format format) {
+    switch (format) {
+        case Format::F32:
+            return {1, 4};
+        case Format::F16:
+            return {1, 2};
+        case Format::BF16:
+            return {1, 2};
+        case Format::FP8_E4M3:
+            return {1, 1};
+        case Format::MXFP4:
+            return {32, sizeof(BlockMXFP4)};
+        case Format::MXFP4_PAIRS:
+            return {32, 16};
+        case Format::Q8_0:
+            return {32, sizeof(BlockQ8_0)};
+        case Format::Q4_0:
+            return {32, sizeof(BlockQ4_0)};
+        case Format::Q4_K:
+            return {256, sizeof(BlockQ4_K)};
+        case Format::Q6_K:
+            return {256, sizeof(BlockQ6_K)};
+        case Format::COUNT:
+            break;
+    }
+    return {0, 0};
+}
+
 const char* encoding_name(Encoding e) {
     switch (e) {
         case Encoding::F32:

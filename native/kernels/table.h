@@ -107,6 +107,11 @@ int64_t packed_bytes(Encoding e, int64_t k);
 int64_t cache_row_bytes(RowShape shape);
 Encoding encoding_of(Format f);
 const char* format_name(Format f);
+// Weights of one block of a row and the bytes they take; {0, 0} for a number that is no format.
+struct BlockSize {
+    int64_t weights, bytes;
+};
+BlockSize block_size(Format f);
 const char* encoding_name(Encoding e);
 
 }  // namespace finback

@@ -9,9 +9,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 
+from finback.engine.load import open_tokenizer
 from finback.text.tokenizer import Tokenizer
 from finback.tools.synth import synth
-from finback.weights.checkpoint import GgufVocabulary, open_checkpoint
+from finback.weights.checkpoint import open_checkpoint
 from finback.weights.inventory import draft_tensors, model_tensors
 from tests.weights.models import expert_values, values
 
@@ -52,19 +53,8 @@ def test_the_export_keeps_configuration_and_values(script: ModuleType, tmp_path:
 def test_the_embedded_model_is_the_example_s() -> None:
     """Configuration, sampling defaults and tokenizer agree with the files beside the training code."""
     opened = open_checkpoint(None)
-    vocabulary = opened.tokenizer
-    assert isinstance(vocabulary, GgufVocabulary)
-    carried = Tokenizer.from_gguf(
-        vocabulary.path,
-        model=vocabulary.model,
-        pre=vocabulary.pre,
-        tokens=vocabulary.tokens,
-        token_types=vocabulary.token_types,
-        merges=vocabulary.merges,
-        bos_id=vocabulary.bos_id,
-        eos_id=vocabulary.eos_id,
-        pad_id=vocabulary.pad_id,
-    )
+    carried = open_tokenizer(opened)
+    assert carried is not None
     example = Tokenizer.from_file(EXAMPLE / "tokenizer.json")
     assert carried.fingerprint == example.fingerprint
     text = "Once upon a time, 1234 owls said: \"Hé!\"\n\n日本語"
