@@ -63,7 +63,7 @@ def main() -> None:
             record["open_gguf_ms"] = spread(lambda: timed(lambda: open_checkpoint(path)), args.rounds)
             path.unlink()
         place = Path(folder) / "flash"
-        synth(place, "v4-flash-small")
+        synth(place, "v4-flash-small", shards=46)
         record["folder_tensors"] = len(open_checkpoint(place).stored())
         record["open_folder_ms"] = spread(lambda: timed(lambda: open_checkpoint(place)), args.rounds)
         record["cold_first_token_ms"] = spread(cold, args.rounds)

@@ -9,7 +9,12 @@ import click
 
 @click.command("synth")
 @click.argument("out", metavar="OUT")
-@click.option("--arch", type=click.Choice(["v4-flash", "v4-pro", "v4-tiny"]), default="v4-tiny", show_default=True)
+@click.option(
+    "--arch",
+    type=click.Choice(["v4-flash", "v4-pro", "v4-tiny", "v4-flash-small"]),
+    default="v4-tiny",
+    show_default=True,
+)
 @click.option("--layers", type=int, default=None, metavar="N", help="Layers [default: the architecture's].")
 @click.option("--experts", type=int, default=None, metavar="N", help="Routed experts [default: the architecture's].")
 @click.option("--vocab", type=int, default=None, metavar="N", help="Vocabulary size [default: the architecture's].")

@@ -27,7 +27,7 @@ GGUF_PARTS: Final = 4096
 # safetensors: the format allows a header of 100 MB, but JSON grows about tenfold in memory. A shard of
 # V4-Flash holds 1,500 tensors in 0.2 MB and 12,000 marks; the index of V4-Pro has 12 MB and 145,000.
 JSON_BYTES: Final = 16 * MIB  # as Python holds it: text that is not ASCII counts four times
-JSON_MARKS: Final = 400_000  # of , [ and {: each costs an object while parsing
+JSON_MARKS: Final = 600_000  # of , [ and {: each costs an object while parsing
 SAFETENSORS_DIMENSIONS: Final = 8
 SAFETENSORS_SHARDS: Final = 4096
 
