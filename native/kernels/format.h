@@ -47,13 +47,18 @@ static_assert(sizeof(BlockQ4_K) == 144 && sizeof(BlockQ6_K) == 210);
 // How the scale plane of FP8_E4M3 and MXFP4_PAIRS is stored.
 enum class ScaleKind : int32_t { NONE, E8M0, F32 };
 
+// How a matrix lies in memory. ROWS: row after row, as files store it. TILES: sixteen rows side by side, made
+// by Table::make_resident (resident.h); only for formats with integer blocks, the others are fast as rows.
+enum class Layout : int32_t { ROWS, TILES };
+
 // One matrix [rows, cols] where it lies: in a mapped file or in our own buffer. Borrowed, never owned.
 struct Matrix {
     Format format;
+    Layout layout;
     ScaleKind scale_kind;
     int64_t rows, cols;
-    const uint8_t* data;  // row r at data + r * row_bytes
-    int64_t row_bytes;
+    const uint8_t* data;  // ROWS: row r at data + r * row_bytes; TILES: the tiles
+    int64_t row_bytes;    // of a row as the file stores it, whatever the layout: what work is measured by
     const uint8_t*
         scales;  // plane [ceil(rows / block_rows), scale_cols], E8M0 bytes or f32; null for block formats
     int64_t scale_cols;              // scales per row of blocks

@@ -1,6 +1,7 @@
 // Sizes and names of the packed layouts: packed activation rows, stored cache rows. Owns the arithmetic of
 // bytes that the engine allocates by; the kernels lay out by the same constants (format.h). Refuses nothing:
 // shapes were checked before.
+#include "kernels/resident.h"
 #include "kernels/table.h"
 
 namespace finback {
@@ -102,6 +103,15 @@ BlockSize block_size(Format format) {
             break;
     }
     return {0, 0};
+}
+
+Layout resident_layout(Format f) { return tile_shape(f).columns ? Layout::TILES : Layout::ROWS; }
+
+int64_t resident_bytes(Format f, int64_t rows, int64_t cols) {
+    const TileShape s = tile_shape(f);
+    if (s.columns) return (rows + kTileRows - 1) / kTileRows * tile_bytes(s, cols);
+    const BlockSize b = block_size(f);
+    return rows * (cols / b.weights * b.bytes);
 }
 
 const char* encoding_name(Encoding e) {

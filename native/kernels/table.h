@@ -35,7 +35,19 @@ struct Table {
     void (*linear[static_cast<int>(Format::COUNT)])(const Matrix& w, int64_t row0, int64_t row1,
                                                     const uint8_t* const* x, int64_t n, float* const* out);
 
-    // ---- weights as numbers (section 6): row r of w to f32 [cols].
+    // The same for a matrix in tiles; null where resident_layout(format) is ROWS. Any range of rows.
+    void (*linear_tiles[static_cast<int>(Format::COUNT)])(const Matrix& w, int64_t row0, int64_t row1,
+                                                          const uint8_t* const* x, int64_t n,
+                                                          float* const* out);
+
+    // Rows [row0, row1) of w, which lies in ROWS, into their place in the resident copy that starts at `to`
+    // (resident_bytes long): tiles, or plain rows. row0 is a multiple of 16; so is row1, or it is w.rows.
+    // Returns whether every weight is finite; a scale plane (FP8_E4M3) is not looked at and stays where it
+    // is.
+    bool (*make_resident[static_cast<int>(Format::COUNT)])(const Matrix& w, int64_t row0, int64_t row1,
+                                                           uint8_t* to);
+
+    // ---- weights as numbers (section 6), from ROWS: row r of w to f32 [cols].
     void (*decode_row[static_cast<int>(Format::COUNT)])(const Matrix& w, int64_t r, float* out);
 
     // ---- norms and hyper-connections (section 7)
@@ -113,5 +125,9 @@ struct BlockSize {
 };
 BlockSize block_size(Format f);
 const char* encoding_name(Encoding e);
+
+// ---- resident copies (resident.h)
+Layout resident_layout(Format f);
+int64_t resident_bytes(Format f, int64_t rows, int64_t cols);  // of the copy of a whole matrix
 
 }  // namespace finback
