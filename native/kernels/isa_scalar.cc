@@ -1,5 +1,6 @@
 // The scalar level: docs/exactness.md in C++, compiled for the baseline processor. Everything lives in an
 // anonymous namespace; only table_scalar() leaves this unit.
+#include "kernels/grids.h"
 #include "kernels/table.h"
 #include "kernels/vec_scalar.h"
 
@@ -9,6 +10,7 @@ namespace {
 #include "kernels/math.inl"           // exp, sigmoid, silu, log1p over sixteen lanes
 #include "kernels/float_ops.inl"      // norms, hyper-connections, rotary, cache rows, pooling, indexer, attention, ...
 #include "kernels/blocks.inl"         // block decoding shared by all levels (scalar code)
+#include "kernels/linear_plain.inl"   // matrix products of every format, as the page has them
 #include "kernels/linear_scalar.inl"  // pack, linear, decode_row
 // clang-format on
 
