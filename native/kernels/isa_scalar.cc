@@ -1,6 +1,7 @@
 // The scalar level: docs/exactness.md in C++, compiled for the baseline processor. Everything lives in an
 // anonymous namespace; only table_scalar() leaves this unit.
 #include "kernels/codes_scalar.h"
+#include "kernels/grids.h"
 #include "kernels/resident.h"
 #include "kernels/table.h"
 #include "kernels/vec_scalar.h"
@@ -11,6 +12,7 @@ namespace {
 #include "kernels/math.inl"           // exp, sigmoid, silu, log1p over sixteen lanes
 #include "kernels/float_ops.inl"      // norms, hyper-connections, rotary, cache rows, pooling, indexer, attention, ...
 #include "kernels/blocks.inl"         // block decoding shared by all levels (scalar code)
+#include "kernels/linear_plain.inl"   // matrix products of every format, as the page has them
 #include "kernels/linear_scalar.inl"  // pack, linear, decode_row
 #include "kernels/tiles.inl"        // the resident layout: reading,
 #include "kernels/tiles_make.inl"   // making,
