@@ -321,7 +321,7 @@ def nearest_f32(value: int) -> float:
 @pytest.mark.parametrize("format", INTEGER)
 @pytest.mark.parametrize("level", LEVELS)
 def test_row_of_three_blocks(level: str, format: str) -> None:
-    """Case A03 as a product: blocks of equal weights under scales 1, 2 and 0.5, inputs that reach one or all of them."""
+    """Case A03 as a product: blocks of equal weights under scales 1, 2, 0.5, and inputs that reach one or all."""
     width, scales = UNIT[format], (1.0, 2.0, 0.5)
     m = ones_in_blocks(format, np.array(scales), rows=5)
     reach = np.array([[127, 0, 0], [0, 127, 0], [0, 0, 127], [127, 127, 127]], np.float32)
