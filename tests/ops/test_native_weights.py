@@ -21,7 +21,8 @@ PLANES = ("FP8_E4M3", "MXFP4_PAIRS")
 
 
 def opened(tensor: Matrix, folder: Path) -> NativeWeights:
-    return NativeWeights(RawCheckpoint(TINY, {"table": tensor}, folder / "weights.bin"), Ledger(1 << 20))
+    checkpoint = RawCheckpoint(TINY, {"table": tensor}, folder / "weights.bin")
+    return NativeWeights(checkpoint, Ledger(1 << 20), None)
 
 
 @pytest.mark.parametrize("format", [f for f in FORMATS if has_codec(f) and f not in PLANES])
