@@ -3,6 +3,7 @@ module."""
 
 from collections.abc import Sequence as List
 from enum import Enum
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +23,18 @@ class Format(Enum):
     Q4_0 = 7
     Q4_K = 8
     Q6_K = 9
+    Q2_K = 10
+    Q3_K = 11
+    Q5_K = 12
+    IQ1_S = 13
+    IQ1_M = 14
+    IQ2_XXS = 15
+    IQ2_XS = 16
+    IQ2_S = 17
+    IQ3_XXS = 18
+    IQ3_S = 19
+    IQ4_NL = 20
+    IQ4_XS = 21
 
 class ScaleKind(Enum):
     NONE = 0
@@ -116,6 +129,16 @@ class MatrixStack:
         block_cols: int = 0,
     ) -> None: ...
     def __len__(self) -> int: ...
+
+def resident_bytes(format: Format, rows: int, cols: int) -> int: ...
+@overload
+def make_resident(level: str, threads: int, source: Matrix, to: Buffer, offset: int) -> int: ...
+@overload
+def make_resident(
+    level: str, threads: int, source: MatrixStack, numbers: Ints, to: Buffer, offsets: Longs
+) -> int: ...
+def resident_matrix(source: Matrix, buffer: Buffer, offset: int) -> Matrix: ...
+def resident_stack(source: MatrixStack, buffers: List[Buffer], which: Ints, offsets: Longs) -> MatrixStack: ...
 
 # ---- sequences
 
