@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -203,6 +204,14 @@ Range share(int64_t n, int id, int size, int64_t grain) {
 }
 
 int pool_owner() { return owner.load(); }
+
+int64_t preemptions() {
+#if defined(RUSAGE_THREAD)
+    rusage usage{};
+    if (getrusage(RUSAGE_THREAD, &usage) == 0) return usage.ru_nivcsw;
+#endif
+    return 0;
+}
 
 int pool_workers() { return pool_owner() == static_cast<int>(getpid()) ? pool().workers() : 0; }
 

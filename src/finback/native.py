@@ -33,6 +33,8 @@ except ImportError as error:
 
 from finback._native import (
     Batch,
+    BenchExperts,
+    BenchProducts,
     Buffer,
     Encoding,
     FileMap,
@@ -59,10 +61,13 @@ from finback._native import (
     packed_bytes,
     pool_owner,
     pool_workers,
+    why_no_kernel,
 )
 
 __all__ = [
     "Batch",
+    "BenchExperts",
+    "BenchProducts",
     "Buffer",
     "Encoding",
     "FileMap",
@@ -78,7 +83,10 @@ __all__ = [
     "ScaleKind",
     "Sequence",
     "StreamLayout",
+    "Timed",
     "Value",
+    "Window",
+    "Windows",
     "allocate",
     "attend_scratch_bytes",
     "buffer_bytes",
@@ -99,7 +107,17 @@ __all__ = [
     "run",
     "select_level",
     "start_program",
+    "threads_refused",
+    "why_no_kernel",
 ]
+
+Window = tuple[float, int, bool]
+"""A window of timed work: seconds, units of work done in it, whether the system disturbed it."""
+
+Windows = list[Window]
+
+Timed = tuple[Windows, Windows]
+"""Windows of some work, and those of plain reading between them, whose units are bytes."""
 
 # A thread that is inside a run when the interpreter is finalised would abort the process
 # (native/bind/program.cc).
@@ -206,10 +224,14 @@ def start_program(
     try:
         return Program(isa, threads, max_rows, max_logit_rows, max_context, vocab, arena, layout)
     except OSError as error:
-        raise PlatformError(
-            f"the system refuses {threads} threads ({error}); load with fewer threads= "
-            f"or raise the limit (ulimit -u)"
-        ) from None
+        raise threads_refused(threads, error) from None
+
+
+def threads_refused(threads: int, error: OSError) -> PlatformError:
+    """The error of a system that does not give a program its threads."""
+    return PlatformError(
+        f"the system refuses {threads} threads ({error}); use fewer threads= or raise the limit (ulimit -u)"
+    )
 
 
 def run(program: Program, batch: Batch) -> None:
