@@ -12,6 +12,9 @@ using Clock = std::chrono::steady_clock;
 // a machine with other work some windows are whole.
 constexpr double kWindowSeconds = 0.002;
 constexpr size_t kLeastWindows = 3;
+// The first window is of one unit and tells how many fill a window; the second meets the caches as the later
+// ones do.
+constexpr size_t kWarmUps = 2;
 constexpr double kMostSkew = 0.03;  // of a window: threads that begin further apart did not work together
 
 // A thread's own account of a window.
@@ -47,11 +50,10 @@ class Schedule {
         for (Walk* walk : walks) tracks_.push_back({walk});
         windows->assign(walks.size(), {});
     }
-    // The track whose window comes next; null: all is done. Twice round to warm up: the first window is of
-    // one unit and tells how many units fill a window, the second meets the caches as the later ones do.
+    // The track whose window comes next; null: all is done.
     Track* next() {
-        if (turn_ == 2 * tracks_.size()) begun_ = Clock::now();
-        const bool measured = turn_ >= (2 + kLeastWindows) * tracks_.size();
+        if (turn_ == kWarmUps * tracks_.size()) begun_ = Clock::now();
+        const bool measured = turn_ >= (kWarmUps + kLeastWindows) * tracks_.size();
         if (measured && turn_ % tracks_.size() == 0 && Clock::now() - begun_ >= seconds_) return nullptr;
         return &tracks_[turn_ % tracks_.size()];
     }
@@ -59,9 +61,8 @@ class Schedule {
         const size_t index = turn_ % tracks_.size(), round = turn_ / tracks_.size();
         const Window window = window_of(shifts, track.count);
         track.at = (track.at + track.count) % track.walk->units();
-        if (round >= 2) {
-            (*windows_)[index].push_back(window);
-        } else {
+        if (round >= kWarmUps) (*windows_)[index].push_back(window);
+        if (round < kWarmUps || !window.disturbed) {
             const double unit = std::max(window.seconds / static_cast<double>(track.count), 1e-9);
             track.count = std::max<int64_t>(1, static_cast<int64_t>(kWindowSeconds / unit));
         }

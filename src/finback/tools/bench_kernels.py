@@ -95,10 +95,11 @@ def bench_kernels(plan: Plan, on_row: OnRow = lambda done, total: None) -> Recor
     ledger.reserve("weights", 3 * plan.bytes, "measure with fewer --bytes")
     memory = native.allocate(plan.bytes, "reading")
     memory.view()[:] = 1  # pages that nobody wrote are all the same one, and in the cache
-    for done, (format, layout) in enumerate(cases):
+    for format, layout in cases:
         reason = native.why_no_kernel(plan.isa, native.Format[format], layout == "resident")
         if reason:
             skipped.append({"format": format, "layout": layout, "reason": reason})
+            on_row(len(rows) + len(skipped) * each, len(cases) * each)
             continue
         for shape in plan.shapes:
             weights = _weights(plan, format, shape, layout == "resident", memory)
@@ -108,8 +109,7 @@ def bench_kernels(plan: Plan, on_row: OnRow = lambda done, total: None) -> Recor
             for n in plan.rows:
                 for threads in plan.threads:
                     rows.append(_row({**head, "rows": n, "threads": threads}, weights))
-                    on_row(done * each + len(rows) % each, len(cases) * each)
-    on_row(len(cases) * each, len(cases) * each)
+                    on_row(len(rows) + len(skipped) * each, len(cases) * each)
     return new_record("kernels", plan.isa, rows, skipped=skipped, bytes=plan.bytes, seconds=plan.seconds)
 
 

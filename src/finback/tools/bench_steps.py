@@ -93,7 +93,7 @@ def bench_prefill(
         for j, case in enumerate(cases):
             on_done(i * len(cases) + j, repeats * len(cases))
             rates[case].append(_prefill(engine, *case))
-    on_done(1, 1)
+    on_done(repeats * len(cases), repeats * len(cases))
     rows: list[Row] = [
         {"size": size, "depth": depth, "threads": engine.threads} | measured("tokens_per_s", rates[size, depth])
         for size, depth in cases
