@@ -27,6 +27,11 @@ std::vector<float> random_values(int64_t n, uint64_t seed) {
     return values;
 }
 
+void Digest::add(const float* x, int64_t n) {  // FNV-1a
+    const auto* bytes = reinterpret_cast<const uint8_t*>(x);
+    for (int64_t i = 0; i < 4 * n; i++) value_ = (value_ ^ bytes[i]) * 0x100000001b3;
+}
+
 // ---- copies of a matrix -------------------------------------------------------------------------
 
 namespace {
@@ -96,6 +101,15 @@ void ProductWalk::run(Team& team, int id, int64_t unit) {
         [&](int64_t i) { return out + i * out_stride_ + rows.begin; });
 }
 
+uint64_t ProductWalk::digest() const {
+    Digest digest;
+    for (int64_t i = 0; i < n_; i++) {
+        digest.add(reinterpret_cast<const float*>(out_.data()) + i * out_stride_,
+                   weights_.matrices()[0].rows);
+    }
+    return digest.value();
+}
+
 // ---- experts ------------------------------------------------------------------------------------
 
 ExpertsWalk::ExpertsWalk(const Table& table, const Copies& up, const Copies& down, ExpertsSize size,
@@ -152,6 +166,15 @@ void ExpertsWalk::run(Team& team, int id, int64_t unit) {
     const Step step{&table_, &batch_, arena_->data(), bad_rows_.data()};
     layers_[static_cast<size_t>(unit)]->run(step, team, id);
     team.barrier();  // as the replay does after every operation
+}
+
+uint64_t ExpertsWalk::digest() const {
+    Digest digest;
+    for (int32_t t = 0; t < rows_; t++) {
+        const uint8_t* row = arena_->data() + out_.offset + t * out_.row_bytes;
+        digest.add(reinterpret_cast<const float*>(row), out_.width);
+    }
+    return digest.value();
 }
 
 // ---- reading ------------------------------------------------------------------------------------

@@ -29,6 +29,16 @@ class Copies {
     std::vector<Matrix> matrices_;
 };
 
+// A hash of numbers as bytes: results that are the same to the bit have the same.
+class Digest {
+  public:
+    void add(const float* x, int64_t n);
+    uint64_t value() const { return value_; }
+
+  private:
+    uint64_t value_ = 0xcbf29ce484222325;
+};
+
 int64_t file_bytes(const Matrix& w);                         // with its scale plane
 std::vector<float> random_values(int64_t n, uint64_t seed);  // uniform in [-1, 1)
 
@@ -38,6 +48,7 @@ class ProductWalk final : public Walk {
     ProductWalk(const Table& table, const Copies& weights, int64_t n);
     int64_t units() const override { return static_cast<int64_t>(weights_.matrices().size()); }
     void run(Team& team, int id, int64_t unit) override;
+    uint64_t digest() const;  // of the products last computed
 
   private:
     const Table& table_;
@@ -57,6 +68,7 @@ class ExpertsWalk final : public Walk {
     ExpertsWalk(const Table& table, const Copies& up, const Copies& down, ExpertsSize size, int threads);
     int64_t units() const override { return static_cast<int64_t>(layers_.size()); }
     void run(Team& team, int id, int64_t unit) override;
+    uint64_t digest() const;  // of the rows last computed
 
   private:
     void place(const Matrix& up, const Matrix& down, ExpertShape shape, int threads);

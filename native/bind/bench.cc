@@ -1,6 +1,5 @@
 // Timing of kernels as Python sees it: weights made of copies of one matrix, and windows of work on them.
 // Checks sizes; holds no clock and does no arithmetic. The GIL is free while something is timed.
-#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
@@ -8,7 +7,6 @@
 #include <stdexcept>
 #include <system_error>
 #include <tuple>
-#include <utility>
 
 #include "bench/walks.h"
 #include "bind/bind.h"
@@ -20,7 +18,8 @@ namespace finback {
 namespace {
 
 using Windows = std::vector<std::tuple<double, int64_t, bool>>;  // seconds, units, disturbed
-using Timed = std::pair<Windows, Windows>;                       // of the work; of reading, in bytes
+// Of the work; of reading, in bytes; and the digest of what was computed.
+using Timed = std::tuple<Windows, Windows, uint64_t>;
 
 constexpr int64_t kMostBytes = int64_t{1} << 40, kMostRows = 4096;
 
@@ -43,7 +42,8 @@ void check_timing(int64_t rows, int threads, double seconds) {
     if (!(seconds >= 0 && seconds <= 3600)) refuse("seconds must be 0 to 3600");
 }
 
-Timed timed(Walk& work, const Buffer& memory, int threads, double seconds) {
+template <class Work>
+Timed timed(Work& work, const Buffer& memory, int threads, double seconds) {
     ReadWalk reads(memory);
     std::vector<std::vector<Window>> windows;
     try {
@@ -54,7 +54,7 @@ Timed timed(Walk& work, const Buffer& memory, int threads, double seconds) {
         PyErr_SetString(PyExc_OSError, error.what());
         throw nb::python_error();
     }
-    return {exported(windows[0], 1), exported(windows[1], ReadWalk::kPiece)};
+    return {exported(windows[0], 1), exported(windows[1], ReadWalk::kPiece), work.digest()};
 }
 
 int64_t copies_for(int64_t bytes, int64_t each) {

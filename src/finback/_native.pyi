@@ -390,7 +390,9 @@ class Sampler:
 # ---- timing
 
 _Windows = list[tuple[float, int, bool]]  # seconds, units, whether a thread lost its core meanwhile
-_Timed = tuple[_Windows, _Windows]  # of the work, in units; of reading, in bytes
+_Timed = tuple[
+    _Windows, _Windows, int
+]  # of the work, in units; of reading, in bytes; digest of the results
 
 def why_no_kernel(isa: str, format: Format, resident: bool) -> str: ...
 

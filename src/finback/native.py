@@ -116,8 +116,9 @@ Window = tuple[float, int, bool]
 
 Windows = list[Window]
 
-Timed = tuple[Windows, Windows]
-"""Windows of some work, and those of plain reading between them, whose units are bytes."""
+Timed = tuple[Windows, Windows, int]
+"""Windows of some work, those of plain reading between them, whose units are bytes, and the digest of what the work
+computed: the same for results that are the same to the bit."""
 
 # A thread that is inside a run when the interpreter is finalised would abort the process
 # (native/bind/program.cc).

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
-from finback import native
+from finback import _native, native
 from finback.errors import RequestError
 from finback.tools import bench_kernels as bench
+from finback.tools.random_bytes import RandomBytes
 from finback.tools.record import MEASURES, key_of, label_of
 
 TINY = bench.Plan(
@@ -58,6 +60,36 @@ def test_a_row_says_what_it_is_and_adds_up() -> None:
         low, high = row["gbps_spread"]
         assert low <= row["gbps"] <= high
     assert label_of("kernels", record["rows"][1]) == "MXFP4 mapped 64x512 3 rows 1 thread"
+
+
+@pytest.mark.parametrize("experts", [None, 2])
+def test_what_is_timed_is_the_same_to_the_bit_in_every_layout(experts: int | None) -> None:
+    formats = tuple(native.Format.__members__)
+    digests: dict[tuple[str, int], set[str]] = {}
+    for level in (level.name for level in native.levels() if level.supported):
+        plan = replace(TINY, isa=level, formats=formats, layouts=bench.LAYOUTS, threads=(1, 2), rows=(1, 3))
+        for row in bench.bench_kernels(replace(plan, shapes=((256, 512),), experts=experts))["rows"]:
+            digests.setdefault((row["format"], row["rows"]), set()).add(row["digest"])
+    assert set(digests) == {(format, n) for format in formats for n in (1, 3)}
+    assert all(len(found) == 1 for found in digests.values()), digests
+    assert len({digest for found in digests.values() for digest in found}) == len(digests)
+
+
+def test_the_digest_is_that_of_the_products() -> None:
+    format, rows, cols = "Q8_0", 48, 512
+    (row,) = bench.bench_kernels(replace(TINY, shapes=((rows, cols),)))["rows"]
+    state, x = 1, np.empty(cols, np.float32)  # the generator of native/bench/walks.cc, seed 0
+    for i in range(cols):
+        state = (state * 6364136223846793005 + 1442695040888963407) % 2**64
+        x[i] = np.float32(state >> 40) * np.float32(2**-23) - np.float32(1)
+    packed, finite = _native.pack(TINY.isa, "A8x32", x)
+    assert finite
+    data = np.concatenate(list(RandomBytes(0).matrix(format, format, rows, cols, cols**-0.5)))
+    y = _native.linear(TINY.isa, format, data, None, rows, cols, None, packed[None], 0, rows)
+    digest = 0xCBF29CE484222325
+    for byte in y.tobytes():
+        digest = (digest ^ byte) * 0x100000001B3 % 2**64
+    assert row["digest"] == f"{digest:016x}"
 
 
 def test_file_bytes_count_scale_planes() -> None:

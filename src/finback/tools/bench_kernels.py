@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from finback import native
-from finback.errors import RequestError, shown
+from finback.errors import MemoryBudgetError, RequestError, shown
 from finback.formats.blocks import row_bytes
 from finback.tools.random_bytes import E2M1_STD, E4M3_STD, RandomBytes
 from finback.tools.record import Record, Row, measured, new_record, rounded
@@ -102,7 +102,15 @@ def bench_kernels(plan: Plan, on_row: OnRow = lambda done, total: None) -> Recor
             on_row(len(rows) + len(skipped) * each, len(cases) * each)
             continue
         for shape in plan.shapes:
-            weights = _weights(plan, format, shape, layout == "resident", memory)
+            try:
+                weights = _weights(plan, format, shape, layout == "resident", memory)
+            except MemoryError:
+                raise MemoryBudgetError(
+                    f"the system refuses {plan.bytes} bytes for the weights, whatever the budget says; "
+                    f"measure with fewer --bytes",
+                    needed=plan.bytes,
+                    budget=ledger.budget,
+                ) from None
             head: Row = {"format": format, "layout": layout, "shape": list(shape)}
             if plan.experts is not None:
                 head["experts"] = plan.experts
@@ -170,7 +178,7 @@ def random_matrix(format: str, rows: int, cols: int) -> native.Matrix:
 def _row(head: Row, weights: _Weights) -> Row:
     rows, threads = head["rows"], head["threads"]
     try:
-        work, reads = weights.time(rows, threads)
+        work, reads, digest = weights.time(rows, threads)
     except OSError as error:
         raise native.threads_refused(threads, error) from None
     pairs = clean(work, reads)
@@ -184,6 +192,7 @@ def _row(head: Row, weights: _Weights) -> Row:
         "weights_per_s": rounded(rate),
         # each of the rows meets all weights; of experts, those of one expert meet its weights
         "gflops": rounded(2 * rows * rate / 1e9),
+        "digest": f"{digest:016x}",
         "windows": len(work),
         "disturbed": sum(a[2] or b[2] for a, b in zip(work, reads, strict=True)),
     }

@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape
 _Scale = Callable[[float], float]
 
 WIDTH: Final = 860
-_LEFT, _RIGHT, _TOP = 300, 90, 46
+_LEFT, _RIGHT, _TOP = 300, 76, 46
 _BAR, _GAP = 14, 8
 _PLOT_HEIGHT: Final = 320
 _COLOURS: Final = ("#1f6fb2", "#c4622d", "#3b8a4e", "#8459a8", "#8a7a1f", "#b23a5c")
@@ -107,11 +107,9 @@ def _bars(chart: Bars) -> tuple[list[str], int]:
         parts.append(f'<rect x="{_LEFT}" y="{y}" width="{x(bar.value) - _LEFT:.1f}" height="{_BAR}" '
                      f'fill="{_COLOURS[0]}"/>')  # fmt: skip
         parts.append(_line(x(bar.low), middle, x(bar.high), middle, _INK, 2))
-        right = max(bar.value, bar.high)
         if bar.mark is not None:
             parts.append(_line(x(bar.mark), y - 2, x(bar.mark), y + _BAR + 2, _COLOURS[1], 3))
-            right = max(right, bar.mark)
-        parts.append(_text(x(right) + 6, y + _BAR - 3, f"{bar.value:.3g}"))
+        parts.append(_text(WIDTH - 12, y + _BAR - 3, f"{bar.value:.3g}", "end"))
     note = f"{chart.unit}; black: quartiles" + (f"; orange: {chart.mark}" if chart.mark else "")
     parts.append(_text(_LEFT, bottom + 34, note))
     return parts, bottom + 50
