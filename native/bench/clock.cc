@@ -10,7 +10,7 @@ using Clock = std::chrono::steady_clock;
 
 // Long beside a meeting of threads (0.07 us), short beside the time slices of a scheduler (3 ms), so that on
 // a machine with other work some windows are whole.
-constexpr double kWindowSeconds = 0.002;
+constexpr double kWindowSeconds = 0.001;
 constexpr size_t kLeastWindows = 3;
 // The first window is of one unit and tells how many fill a window; the second meets the caches as the later
 // ones do.
