@@ -20,10 +20,12 @@ constexpr double kMostSkew = 0.03;  // of a window: threads that begin further a
 // A thread's own account of a window.
 struct alignas(64) Shift {
     Clock::time_point begun, ended;
+    double core_seconds;
     bool lost_core;
 };
 
 Window window_of(const std::vector<Shift>& shifts, int64_t units) {
+    if (shifts.size() == 1) return {shifts[0].core_seconds, units, shifts[0].lost_core};
     Clock::time_point first = shifts[0].begun, last_begun = first, ended = shifts[0].ended;
     bool disturbed = false;
     for (const Shift& s : shifts) {
@@ -91,11 +93,13 @@ bool time_in_turn(const std::vector<Walk*>& walks, int threads, double seconds,
             team.barrier();
             if (!current) return;
             const int64_t before = preemptions();
+            const double had = core_seconds();
             mine.begun = Clock::now();
             for (int64_t i = 0; i < current->count; i++) {
                 current->walk->run(team, id, (current->at + i) % current->walk->units());
             }
             mine.ended = Clock::now();
+            mine.core_seconds = core_seconds() - had;
             mine.lost_core = preemptions() != before;
             team.barrier();
             if (id == 0) schedule.ended(*current, shifts);

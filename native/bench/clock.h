@@ -19,6 +19,8 @@ class Walk {
     virtual void run(Team& team, int id, int64_t unit) = 0;
 };
 
+// One thread is timed by the time it had a core, which is all that a busy machine leaves to be measured;
+// several from the first that began to the last that ended.
 struct Window {
     double seconds;
     int64_t units;

@@ -75,12 +75,34 @@ Copies::Copies(const Table& table, const Matrix& pattern, int64_t count, bool re
 
 // ---- products -----------------------------------------------------------------------------------
 
-ProductWalk::ProductWalk(const Table& table, const Copies& weights, int64_t n)
+namespace {
+
+// A tenth of a millisecond or more of arithmetic for each thread, and not less than multiply() (ops/work.h)
+// takes at a time.
+constexpr int64_t kStripeWork = int64_t{1} << 26;  // products of a weight and a value
+
+// How many equal stripes a matrix is cut into.
+int64_t stripes_of(const Matrix& w, int64_t n, int threads) {
+    if (w.rows % kRowGrain) return 1;
+    const int64_t grains = w.rows / kRowGrain;
+    const int64_t work = kStripeWork / (n * w.cols * kRowGrain);
+    const int64_t least = threads * std::max({work, kBlockBytes / w.row_bytes / kRowGrain, int64_t{1}});
+    int64_t stripes = std::max<int64_t>(grains / least, 1);
+    while (grains % stripes) stripes--;
+    return stripes;
+}
+
+}  // namespace
+
+ProductWalk::ProductWalk(const Table& table, const Copies& weights, int64_t n, int threads)
     : table_(table),
       weights_(weights),
       n_(n),
+      stripes_(stripes_of(weights.matrices()[0], n, threads)),
+      stripe_rows_(weights.matrices()[0].rows / stripes_),
       packed_bytes_(packed_bytes(encoding_of(weights.matrices()[0].format), weights.matrices()[0].cols)),
       out_stride_(pad64(weights.matrices()[0].rows * 4) / 4),
+      threads_(threads),
       packed_(n * packed_bytes_),
       out_(n * out_stride_ * 4) {
     const Matrix& w = weights.matrices()[0];
@@ -92,8 +114,10 @@ ProductWalk::ProductWalk(const Table& table, const Copies& weights, int64_t n)
 }
 
 void ProductWalk::run(Team& team, int id, int64_t unit) {
-    const Matrix& w = weights_.matrices()[static_cast<size_t>(unit)];
-    const Range rows = share(w.rows, id, team.size(), kRowGrain);
+    const Matrix& w = weights_.matrices()[static_cast<size_t>(unit / stripes_)];
+    const int64_t first = unit % stripes_ * stripe_rows_;
+    const Range part = share(stripe_rows_, id, team.size(), kRowGrain);
+    const Range rows{first + part.begin, first + part.end};
     if (rows.begin >= rows.end) return;
     auto* out = reinterpret_cast<float*>(out_.data());
     multiply(
@@ -101,7 +125,10 @@ void ProductWalk::run(Team& team, int id, int64_t unit) {
         [&](int64_t i) { return out + i * out_stride_ + rows.begin; });
 }
 
-uint64_t ProductWalk::digest() const {
+uint64_t ProductWalk::digest() {
+    run_team(threads_, [&](Team& team, int id) {
+        for (int64_t stripe = 0; stripe < stripes_; stripe++) run(team, id, stripe);
+    });
     Digest digest;
     for (int64_t i = 0; i < n_; i++) {
         digest.add(reinterpret_cast<const float*>(out_.data()) + i * out_stride_,

@@ -42,18 +42,21 @@ class Digest {
 int64_t file_bytes(const Matrix& w);                         // with its scale plane
 std::vector<float> random_values(int64_t n, uint64_t seed);  // uniform in [-1, 1)
 
-// One matrix a unit against `n` inputs, its rows cut over the threads.
+// Matrices against `n` inputs. A unit is a stripe of rows, cut over the threads: the whole matrix where that
+// is little work, so that a window stays short.
 class ProductWalk final : public Walk {
   public:
-    ProductWalk(const Table& table, const Copies& weights, int64_t n);
-    int64_t units() const override { return static_cast<int64_t>(weights_.matrices().size()); }
+    ProductWalk(const Table& table, const Copies& weights, int64_t n, int threads);
+    int64_t units() const override { return stripes_ * static_cast<int64_t>(weights_.matrices().size()); }
+    double share_of_unit() const { return 1.0 / static_cast<double>(stripes_); }  // of a matrix
     void run(Team& team, int id, int64_t unit) override;
-    uint64_t digest() const;  // of the products last computed
+    uint64_t digest();  // of all products of a matrix, computed once more
 
   private:
     const Table& table_;
     const Copies& weights_;
-    const int64_t n_, packed_bytes_, out_stride_;
+    const int64_t n_, stripes_, stripe_rows_, packed_bytes_, out_stride_;
+    const int threads_;
     Buffer packed_, out_;
 };
 
@@ -67,6 +70,7 @@ class ExpertsWalk final : public Walk {
   public:
     ExpertsWalk(const Table& table, const Copies& up, const Copies& down, ExpertsSize size, int threads);
     int64_t units() const override { return static_cast<int64_t>(layers_.size()); }
+    double share_of_unit() const { return 1.0; }  // of a layer
     void run(Team& team, int id, int64_t unit) override;
     uint64_t digest() const;  // of the rows last computed
 

@@ -17,8 +17,8 @@ namespace nb = nanobind;
 namespace finback {
 namespace {
 
-using Windows = std::vector<std::tuple<double, int64_t, bool>>;  // seconds, units, disturbed
-// Of the work; of reading, in bytes; and the digest of what was computed.
+using Windows = std::vector<std::tuple<double, double, bool>>;  // seconds, amount of work, disturbed
+// Of the work, in matrices or layers; of reading, in bytes; and the digest of what was computed.
 using Timed = std::tuple<Windows, Windows, uint64_t>;
 
 constexpr int64_t kMostBytes = int64_t{1} << 40, kMostRows = 4096;
@@ -30,9 +30,11 @@ const Table& table_of(const std::string& isa) {
     return *table;
 }
 
-Windows exported(const std::vector<Window>& windows, int64_t unit) {
+Windows exported(const std::vector<Window>& windows, double unit) {
     Windows out;
-    for (const Window& w : windows) out.emplace_back(w.seconds, w.units * unit, w.disturbed);
+    for (const Window& w : windows) {
+        out.emplace_back(w.seconds, static_cast<double>(w.units) * unit, w.disturbed);
+    }
     return out;
 }
 
@@ -46,15 +48,17 @@ template <class Work>
 Timed timed(Work& work, const Buffer& memory, int threads, double seconds) {
     ReadWalk reads(memory);
     std::vector<std::vector<Window>> windows;
+    uint64_t digest = 0;
     try {
         const nb::gil_scoped_release free;
         if (!time_in_turn({&work, &reads}, threads, seconds, &windows))
             throw std::runtime_error("threads do not survive a fork");
+        digest = work.digest();
     } catch (const std::system_error& error) {  // the system refuses another thread
         PyErr_SetString(PyExc_OSError, error.what());
         throw nb::python_error();
     }
-    return {exported(windows[0], 1), exported(windows[1], ReadWalk::kPiece), work.digest()};
+    return {exported(windows[0], work.share_of_unit()), exported(windows[1], ReadWalk::kPiece), digest};
 }
 
 int64_t copies_for(int64_t bytes, int64_t each) {
@@ -72,7 +76,7 @@ class BenchProducts {
     int64_t unit_bytes() const { return unit_; }
     Timed time(int64_t rows, int threads, double seconds, const Buffer& memory) const {
         check_timing(rows, threads, seconds);
-        ProductWalk walk(table_, weights_, rows);
+        ProductWalk walk(table_, weights_, rows, threads);
         return timed(walk, memory, threads, seconds);
     }
 

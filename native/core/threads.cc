@@ -3,6 +3,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -211,6 +212,12 @@ int64_t preemptions() {
     if (getrusage(RUSAGE_THREAD, &usage) == 0) return usage.ru_nivcsw;
 #endif
     return 0;
+}
+
+double core_seconds() {
+    timespec t{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
 
 int pool_workers() { return pool_owner() == static_cast<int>(getpid()) ? pool().workers() : 0; }

@@ -48,6 +48,9 @@ int pool_owner();
 // was timed while this changed says nothing about the code.
 int64_t preemptions();
 
+// Seconds that the calling thread has had a core.
+double core_seconds();
+
 // Workers started so far, the callers' own threads not counted.
 int pool_workers();
 

@@ -389,10 +389,10 @@ class Sampler:
 
 # ---- timing
 
-_Windows = list[tuple[float, int, bool]]  # seconds, units, whether a thread lost its core meanwhile
+_Windows = list[tuple[float, float, bool]]  # seconds, amount of work, whether the system disturbed it
 _Timed = tuple[
     _Windows, _Windows, int
-]  # of the work, in units; of reading, in bytes; digest of the results
+]  # of the work, in matrices or layers; of reading, in bytes; digest of the results
 
 def why_no_kernel(isa: str, format: Format, resident: bool) -> str: ...
 

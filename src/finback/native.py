@@ -111,14 +111,14 @@ __all__ = [
     "why_no_kernel",
 ]
 
-Window = tuple[float, int, bool]
-"""A window of timed work: seconds, units of work done in it, whether the system disturbed it."""
+Window = tuple[float, float, bool]
+"""A window of timed work: seconds, the amount of work done in it, whether the system disturbed it."""
 
 Windows = list[Window]
 
 Timed = tuple[Windows, Windows, int]
-"""Windows of some work, those of plain reading between them, whose units are bytes, and the digest of what the work
-computed: the same for results that are the same to the bit."""
+"""Windows of some work, in matrices or layers; those of plain reading between them, in bytes; and the digest of what
+the work computed: the same for results that are the same to the bit."""
 
 # A thread that is inside a run when the interpreter is finalised would abort the process
 # (native/bind/program.cc).

@@ -79,6 +79,12 @@ def test_what_is_timed_is_the_same_to_the_bit_in_every_layout(
     assert len({digest for found in digests.values() for digest in found}) == len(digests)
 
 
+def test_stripes_and_threads_change_no_result() -> None:
+    # 512 rows cut this matrix into two stripes for one thread, one row and more threads do not
+    plan = replace(TINY, shapes=((1024, 512),), rows=(512,), threads=(1, 2, 3))
+    assert len({row["digest"] for row in bench.bench_kernels(plan)["rows"]}) == 1
+
+
 def test_the_digest_is_that_of_the_products() -> None:
     format, rows, cols = "Q8_0", 48, 512
     (row,) = bench.bench_kernels(replace(TINY, shapes=((rows, cols),)))["rows"]
