@@ -14,8 +14,12 @@ GRIDS = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"]  # 
 SEARCHED = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]  # with an encoder that searches
 ENCODED = ["F32", "F16", "BF16", "MXFP4", "Q8_0", "Q4_0", *SEARCHED]  # known to GGML, with both ways here
 HALF_SCALES = {  # where half floats lie in a block
-    **dict.fromkeys(["Q8_0", "Q4_0", "IQ4_NL", "IQ4_XS", *GRIDS], [0]),
-    **{"Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208]},
+    **{name: [0] for name in ["Q8_0", "Q4_0", "IQ4_NL", "IQ4_XS", *GRIDS]},
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
     "IQ1_M": [54],  # the exponent is in the top of the last byte; the rest is spread over three words before
 }
 
@@ -130,7 +134,13 @@ def q8_0_block(d: float) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("format", "make"),
-    [("Q6_K", q6_k_block), ("Q4_K", q4_k_block), ("Q8_0", q8_0_block), ("Q2_K", q2_k_block), ("IQ2_XXS", iq2_xxs_block)],
+    [
+        ("Q6_K", q6_k_block),
+        ("Q4_K", q4_k_block),
+        ("Q2_K", q2_k_block),
+        ("IQ2_XXS", iq2_xxs_block),
+        ("Q8_0", q8_0_block),
+    ],
 )
 def test_each_block_of_a_row_fills_its_own_place(format: str, make: object) -> None:
     assert callable(make)

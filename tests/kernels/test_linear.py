@@ -180,6 +180,14 @@ def test_integer_sums_at_their_largest(level: str, format: str, byte: int) -> No
     check(np.concatenate([linear(level, m, packed[t : t + 1]) for t in range(5)]), expected, "one by one")
 
 
+@pytest.mark.parametrize("format", [f for f in INTEGER if ENCODING[f] == "A8x256"])
+def test_sums_of_a_block_fit(format: str) -> None:
+    """The bounds that docs/exactness.md states, from the greatest code, scale and minimum that bytes can spell."""
+    w = linear_model.codes256(random_matrix(np.random.default_rng(13), format, 64, 1024))
+    assert 256 * 127 * np.abs(w.codes).max() * np.abs(w.sc).max() <= 133_169_152
+    assert w.low is None or 256 * 127 * w.low.max() <= 2_048_256
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("level", LEVELS)
 def test_zero_input_gives_plus_zero(level: str, format: str) -> None:
@@ -313,7 +321,7 @@ def nearest_f32(value: int) -> float:
 @pytest.mark.parametrize("format", INTEGER)
 @pytest.mark.parametrize("level", LEVELS)
 def test_row_of_three_blocks(level: str, format: str) -> None:
-    """Case A03 as a product: blocks of equal weights under scales 1, 2 and 0.5, inputs that reach one or all of them."""
+    """Case A03 as a product: blocks of equal weights under scales 1, 2, 0.5, and inputs that reach one or all."""
     width, scales = UNIT[format], (1.0, 2.0, 0.5)
     m = ones_in_blocks(format, np.array(scales), rows=5)
     reach = np.array([[127, 0, 0], [0, 127, 0], [0, 0, 127], [127, 127, 127]], np.float32)

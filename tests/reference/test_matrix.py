@@ -24,8 +24,8 @@ SIMPLE = ["F32", "F16", "BF16", *INTEGER]
 def example(format: str, rows: int, cols: int) -> Matrix:
     """A matrix of random values in a format, with scales of different sizes in its blocks."""
     if format in GRIDS:
-        seed = int(RNG.integers(1 << 30))
-        return Matrix(format, rows, cols, next(RandomBytes(seed).matrix("w", format, rows, cols, 1.0)).reshape(rows, -1))
+        random = RandomBytes(int(RNG.integers(1 << 30)))
+        return Matrix(format, rows, cols, next(random.matrix("w", format, rows, cols, 1.0)).reshape(rows, -1))
     spread = 2.0 ** RNG.integers(-3, 4, (rows, cols // 32, 1))
     x = (RNG.standard_normal((rows, cols // 32, 32)) * spread).astype(np.float32).reshape(rows, cols)
     return Matrix(format, rows, cols, encode(format, x))

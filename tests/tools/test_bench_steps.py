@@ -148,7 +148,7 @@ def test_draw_is_what_an_answer_begins_with(engine: finback.Engine) -> None:
 
 
 def test_decode_rows(engine: finback.Engine) -> None:
-    record = bench.bench_decode(engine, [0, 40], tokens=2, repeats=3)
+    record = bench.bench_decode(engine, [0, 40], tokens=2, repeats=3, weights="auto")
     assert record["kind"] == "decode"
     assert record["model"]["weights_bytes"] > 0
     for row, depth in zip(record["rows"], (0, 40), strict=True):
@@ -161,7 +161,7 @@ def test_decode_rows(engine: finback.Engine) -> None:
 
 def test_prefill_rows(engine: finback.Engine) -> None:
     done: list[tuple[int, int]] = []
-    record = bench.bench_prefill(engine, [3, 9], [0, 20], repeats=2, on_done=lambda *at: done.append(at))
+    record = bench.bench_prefill(engine, [3, 9], [0, 20], repeats=2, weights="auto", on_done=lambda *at: done.append(at))
     assert [(row["size"], row["depth"]) for row in record["rows"]] == [(3, 0), (9, 0), (3, 20), (9, 20)]
     assert all(row["tokens_per_s"] > 0 for row in record["rows"])
     assert done[0] == (0, 8)
@@ -172,9 +172,9 @@ def test_depths_beyond_the_context_are_refused(engine: finback.Engine) -> None:
     fits = 4096 - bench.context_for([0], 6)
     for depth in (fits + 1, -1):
         with pytest.raises(RequestError, match=f"depth is {depth}.*from 0 to {fits} in a context of 4096"):
-            bench.bench_decode(engine, [depth], tokens=2, repeats=3)
+            bench.bench_decode(engine, [depth], tokens=2, repeats=3, weights="auto")
     with pytest.raises(RequestError, match="depth is 4090"):
-        bench.bench_prefill(engine, [64], [4090], repeats=1)
+        bench.bench_prefill(engine, [64], [4090], repeats=1, weights="auto")
 
 
 def test_startup(tmp_path: Path) -> None:

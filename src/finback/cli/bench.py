@@ -182,7 +182,8 @@ def decode(
     if options["context"] is None:
         options["context"] = bench.context_for(depths, tokens * repeats)
     with load_engine(options) as engine, Bar("decoding", unit="depths") as bar:
-        record = bench.bench_decode(engine, depths, tokens=tokens, repeats=repeats, on_done=bar)
+        how = options["weights"]
+        record = bench.bench_decode(engine, depths, tokens=tokens, repeats=repeats, weights=how, on_done=bar)
     _show(record, as_json, plot, _decode_table)
 
 
@@ -226,7 +227,9 @@ def prefill(
     if options["context"] is None:
         options["context"] = bench.context_for(depths, max(sizes))
     with load_engine(options) as engine, Bar("reading", unit="prompts") as bar:
-        record = bench.bench_prefill(engine, sizes, depths, repeats=repeats, on_done=bar)
+        record = bench.bench_prefill(
+            engine, sizes, depths, repeats=repeats, weights=options["weights"], on_done=bar
+        )
     _show(record, as_json, plot, _prefill_table)
 
 

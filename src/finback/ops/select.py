@@ -73,6 +73,7 @@ def open_model(
     max_rows: int,
     max_logit_rows: int,
     cache_rounding: bool,
+    resident: bool,
 ) -> Model:
     """The model of a checkpoint on the backend that the settings ask for; see `NativeModel` for arguments
     and errors."""
@@ -92,4 +93,5 @@ def open_model(
         max_rows=max_rows,
         max_logit_rows=max_logit_rows,
         cache_rounding=cache_rounding,
+        resident=resident,
     )

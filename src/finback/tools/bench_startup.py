@@ -22,7 +22,7 @@ from finback.weights.checkpoint import open_checkpoint
 # Reads a model's every weight once, then waits: what stays in memory can be looked at.
 _HOLD = """
 import sys, finback
-with finback.load(sys.argv[1] or None, context=128) as engine:
+with finback.load(sys.argv[1] or None, context=128, weights="mapped") as engine:
     engine.logits(list(range(3, 100)))
     print("ready", flush=True)
     sys.stdin.read()
@@ -84,7 +84,7 @@ def _imports(args: Sequence[str]) -> float:
 
 def _shared_memory(model: str | None) -> float | None:
     """Proportional set size of two processes that have read the whole model, over that of one; None where the system
-    does not tell. Weights that are mapped count once, so for large models it is near 1."""
+    does not tell. Weights are mapped for this and count once, so for large models it is near 1."""
     if not Path("/proc/self/smaps_rollup").exists():
         return None
     children: list[subprocess.Popen[str]] = []

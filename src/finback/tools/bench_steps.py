@@ -41,16 +41,18 @@ def bench_decode(
     *,
     tokens: int,
     repeats: int,
+    weights: str,
     on_done: OnDone = lambda done, total: None,
 ) -> Record:
-    """Tokens a second, one at a time, in `repeats` intervals of `tokens` that follow each depth."""
+    """Tokens a second, one at a time, in `repeats` intervals of `tokens` that follow each depth. `weights`: how the
+    engine was asked to hold them, for the record."""
     _check(engine, depths, repeats * tokens)
     rows = []
     for i, depth in enumerate(depths):
         on_done(i, len(depths))
         rows.append(_decode_at(engine, depth, tokens, repeats))
     on_done(len(depths), len(depths))
-    return new_record("decode", engine.isa, rows, model=model_of(engine), repeats=repeats)
+    return new_record("decode", engine.isa, rows, model=model_of(engine), weights=weights, repeats=repeats)
 
 
 def _decode_at(engine: Engine, depth: int, tokens: int, repeats: int) -> Row:
@@ -80,6 +82,7 @@ def bench_prefill(
     depths: Sequence[int],
     *,
     repeats: int,
+    weights: str,
     on_done: OnDone = lambda done, total: None,
 ) -> Record:
     """Prompt tokens a second: `sizes` tokens read at each depth. The sizes take turns, so that a slow moment of the
@@ -99,7 +102,13 @@ def bench_prefill(
         for size, depth in cases
     ]
     return new_record(
-        "prefill", engine.isa, rows, model=model_of(engine), repeats=repeats, prefill_chunk=engine.prefill_chunk
+        "prefill",
+        engine.isa,
+        rows,
+        model=model_of(engine),
+        weights=weights,
+        repeats=repeats,
+        prefill_chunk=engine.prefill_chunk,
     )
 
 

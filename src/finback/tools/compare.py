@@ -12,7 +12,7 @@ from typing import Any, Final
 from finback.errors import RequestError
 from finback.tools.record import KEYS, LESS_IS_BETTER, MEASURES, Record, Row, key_of, label_of
 
-_HEAD: Final = ("machine", "version", "commit", "level", "arithmetic_version", "model")
+_HEAD: Final = ("machine", "version", "commit", "level", "arithmetic_version", "model", "weights")
 
 
 @dataclass(frozen=True, slots=True)

@@ -126,7 +126,7 @@ def _shaped(raw: Bytes, format: str, std: float) -> Bytes:
         raise RequestError(f"format is {shown(format)}; random bytes are made in {', '.join(_INTEGER_STD)}, "
                            "MXFP4, MXFP4_PAIRS, FP8_E4M3, F32, F16 and BF16")  # fmt: skip
     at, blocks = _SCALE_AT.get(format, 0), raw.reshape(-1, FORMATS[format].block_bytes)
-    spread = 0.75 + blocks[:, at].astype(np.float32) / 512  # so that no two blocks need agree
+    spread = np.float32(0.75) + blocks[:, at].astype(np.float32) / np.float32(512)  # so that no two blocks need agree
     scale = _halves(spread, std / _INTEGER_STD[format])
     if format == "IQ1_M":  # a nibble of it on top of each of the last four words
         nibbles = np.stack([scale & 15, scale >> 4], axis=2).reshape(-1, 4)
