@@ -56,7 +56,6 @@ def documented_bytes(config: ModelConfig, length: int) -> int:
 
 @pytest.mark.parametrize("depth", [1000, 30000, 262144])
 def test_memory_follows_the_documented_formula(depth: int) -> None:
-    before = native.buffer_bytes()
     with finback.load(context=depth + 64, threads=1) as engine:
         loaded = native.buffer_bytes()
         with engine.session() as session:
@@ -68,7 +67,7 @@ def test_memory_follows_the_documented_formula(depth: int) -> None:
             assert memory["pages"] + memory["frontiers"] == held
             row = bench.memory_of(engine, depth, held)
             assert row["formula"] == expected
-    assert native.buffer_bytes() == before
+        assert native.buffer_bytes() == loaded
 
 
 def test_what_follows_a_made_up_context_is_sound(engine: finback.Engine) -> None:
