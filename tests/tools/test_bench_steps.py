@@ -160,7 +160,9 @@ def test_decode_rows(engine: finback.Engine) -> None:
 
 def test_prefill_rows(engine: finback.Engine) -> None:
     done: list[tuple[int, int]] = []
-    record = bench.bench_prefill(engine, [3, 9], [0, 20], repeats=2, weights="auto", on_done=lambda *at: done.append(at))
+    record = bench.bench_prefill(
+        engine, [3, 9], [0, 20], repeats=2, weights="auto", on_done=lambda *at: done.append(at)
+    )
     assert [(row["size"], row["depth"]) for row in record["rows"]] == [(3, 0), (9, 0), (3, 20), (9, 20)]
     assert all(row["tokens_per_s"] > 0 for row in record["rows"])
     assert done[0] == (0, 8)
