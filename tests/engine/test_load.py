@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import finback
+from finback import native
 from finback.errors import EngineStateError, MemoryBudgetError, ModelFileError, RequestError
 from finback.tools.synth import synth
 
@@ -67,10 +68,30 @@ def test_the_budget_counts_the_weights() -> None:
     assert refused.value.needed > refused.value.budget == 4 << 20
     assert len(str(refused.value)) < 400
     with pytest.raises(MemoryBudgetError, match="arena needs"):
-        finback.load(memory=memory["weights"] + 1000)
+        finback.load(memory=memory["weights"] + 1000, weights="resident")
     total = sum(size for name, size in memory.items() if name != "budget")
     with finback.load(context=64, memory=total + (2 << 20)) as engine:
         assert engine.generate([1, 2, 3], finback.Sampling(max_tokens=2, temperature=0)).token_ids
+
+
+def test_copies_are_taken_where_they_fit(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    synth(path, "v4-tiny", layers=3, experts=2, vocab=2048, dense_format="IQ2_XXS", seed=1)  # copies are larger
+    held = native.buffer_bytes()
+    sizes = {}
+    for weights in ("mapped", "resident", "auto"):
+        with finback.load(path, context=64, weights=weights) as engine:
+            sizes[weights] = engine.memory()["weights"]
+            buffers = native.buffer_bytes() - held
+            assert (buffers > 0.9 * sizes[weights]) == (weights != "mapped"), weights
+        assert native.buffer_bytes() == held, weights
+    assert sizes["auto"] == sizes["resident"] != sizes["mapped"]
+    with finback.load(path, context=64, weights="mapped") as engine:
+        needed = sum(size for name, size in engine.memory().items() if name != "budget")
+    with finback.load(path, context=64, memory=needed + (2 << 20)) as engine:  # copies would take most of it
+        assert engine.memory()["weights"] == sizes["mapped"]
+    with pytest.raises(RequestError, match="weights is 'fast'"):
+        finback.load(path, weights="fast")
 
 
 def test_what_is_not_there_is_one_sentence(tmp_path: Path) -> None:

@@ -45,6 +45,9 @@ class Shapes:
         plain = name.endswith("_fn") or ".gate." in name
         return NativeMatrix(name, rows, cols, self._format(name, "F32" if plain else "Q8_0"), NOTHING)
 
+    def rows(self, name: str) -> NativeMatrix:
+        return self.matrix(name)
+
     def vector(self, name: str) -> NativeVector:
         return NativeVector(name, np.zeros(self.shapes[name], np.float32))
 

@@ -116,6 +116,7 @@ class NativeModel:
             self._programs = {
                 entry: self._program(ops, self._arena.buffer) for entry, ops in self._tape.entries.items()
             }
+            self._tape.drop_emitters()  # programs hold what they read; closing them is the end of the weights
         except BaseException:
             self._give_back()
             raise

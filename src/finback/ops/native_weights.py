@@ -213,6 +213,7 @@ class NativeWeights:
 
     def release(self) -> None:
         """Give back what was charged. Mappings and copies end when the last program that reads them does."""
+        self._matrices.clear()
         if self._copies is not None:
             self._copies.release()
         self._ledger.release("weights", self.nbytes)

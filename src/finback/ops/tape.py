@@ -10,7 +10,7 @@ memory (native.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from finback import native
@@ -44,6 +44,10 @@ class Node:
     reads: tuple[Tensor, ...]
     writes: tuple[Tensor, ...]
     emit: Emit
+
+
+def _emitted(program: native.Program, at: Callable[[Tensor], native.Value]) -> None:
+    raise AssertionError("a tape emits its operations once")
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +110,10 @@ class Tape:
     def entries(self) -> Mapping[str, range]:
         """Entry points and the numbers of their operations."""
         return self._entries
+
+    def drop_emitters(self) -> None:
+        """Forget how operations are added to programs, and with it the weights that those hold."""
+        self.nodes = [replace(node, emit=_emitted) for node in self.nodes]
 
     def size_of(self, tensor: Tensor) -> int:
         """Bytes of a value at the most rows it can have."""
