@@ -54,7 +54,7 @@ def test_draws_from_a_wide_row(name: str, level: str) -> None:
     sampler = native.Sampler(level, len(logits))
     for t, k, p, m in (
         (1.0, 0, 1.0, 0.0), (0.0, 0, 1.0, 0.0), (1e-38, 0, 0.9, 0.0), (1.0, 40, 1.0, 0.0), (0.7, 400, 0.9, 0.0),
-         (1.0, 19_000, 0.99, 0.0), (1.3, 0, 0.01, 0.0), (1.0, 0, 0.5, 0.0), (1.0, 0, 0.999, 0.01), (0.9, 0, 1.0, 0.02),
+        (1.0, 19_000, 0.99, 0.0), (1.3, 0, 0.01, 0.0), (1.0, 0, 0.5, 0.0), (1.0, 0, 0.999, 0.01), (0.9, 0, 1.0, 0.02),
     ):  # fmt: skip
         for seed in range(3):
             where = {"temperature": t, "top_k": k, "top_p": p, "min_p": m, "seed": seed, "choice": 0, "position": 5}
