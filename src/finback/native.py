@@ -59,6 +59,8 @@ from finback._native import (
     packed_bytes,
     pool_owner,
     pool_workers,
+    set_spin_limit,
+    spin_limit,
 )
 
 __all__ = [
@@ -98,6 +100,8 @@ __all__ = [
     "pool_workers",
     "run",
     "select_level",
+    "set_spin_limit",
+    "spin_limit",
     "start_program",
 ]
 
