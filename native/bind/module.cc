@@ -72,6 +72,7 @@ NB_MODULE(_native, m) {
         },
         nanobind::arg("threads"));
     bind_memory(m);
+    bind_resident(m);
     bind_sequence(m);
     bind_program(m);
     bind_kernels(m);
