@@ -11,7 +11,7 @@ import pytest
 
 from finback import machine
 from finback.errors import RequestError
-from finback.settings import all_settings, cache_folder, choose_threads, default_threads, eager, forced_isa
+from finback.settings import all_settings, cache_folder, choose_threads, default_threads, eager, forced_isa, usable_cpus
 
 V2 = "30 25 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw"
 V1_CPU = "33 25 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct"
@@ -78,6 +78,16 @@ def test_the_tightest_of_nested_groups_wins(tmp_path: Path) -> None:
     }
     v2_group(cores(tmp_path, 32), "/a/b/c", limits)
     assert threads(tmp_path, range(32)) == 5
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("50000", 1), ("150000", 1), ("300000", 3), ("2000000", 8), ("max", 8)]
+)
+def test_cpus_that_can_be_kept_busy(tmp_path: Path, quota: str, expected: int) -> None:
+    """Unlike threads, logical CPUs of one core count each: both can spin."""
+    v2_group(cores(tmp_path, 8, per_core=2), "/job", {"job/cpu.max": f"{quota} 100000\n"})
+    assert usable_cpus(tmp_path, range(8)) == expected
+    assert usable_cpus(tmp_path, range(2)) == min(expected, 2)
 
 
 def test_a_quota_above_the_cores_changes_nothing(tmp_path: Path) -> None:

@@ -386,7 +386,7 @@ void bind_rest(nb::module_& m) {
         [](const std::string& level, Floats z, float shift) {
             Fresh<float> e({z.shape(0)});
             const FloatMode mode;
-            level_table(level).exp_shifted(z.data(), shift, size(z), e.data);
+            level_table(level).exp_shifted(z.data(), shift, size(z), e.data, 0);
             return e.array;
         },
         "level"_a, "z"_a.noconvert(), "shift"_a);

@@ -63,6 +63,14 @@ NB_MODULE(_native, m) {
     m.def("kernel_table", &kernel_infos);
     m.def("pool_owner", &pool_owner);
     m.def("pool_workers", &pool_workers);
+    m.def("spin_limit", &spin_limit);
+    m.def(
+        "set_spin_limit",
+        [](int threads) {
+            if (threads < 1) refuse("the spin limit must be at least 1");
+            set_spin_limit(threads);
+        },
+        nanobind::arg("threads"));
     bind_memory(m);
     bind_resident(m);
     bind_sequence(m);

@@ -1,6 +1,7 @@
 #include "core/threads.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/resource.h>
 #include <time.h>
@@ -48,10 +49,15 @@ void await_change(const std::atomic<uint32_t>& word, uint32_t old, bool spins) {
               std::memory_order_acquire);  // returns at once if it changed; looks again after spurious wakes
 }
 
-// CPUs in the affinity mask when the library was loaded.
-int cpus() {
-    static const int n = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-    return n;
+std::atomic<int> spin_limit_set{0};  // 0: not set
+
+// Of this process's affinity mask; hardware_concurrency() counts the machine's.
+int allowed_cpus() {
+#if defined(__linux__)
+    cpu_set_t mask;
+    if (sched_getaffinity(0, sizeof(mask), &mask) == 0) return CPU_COUNT(&mask);
+#endif
+    return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 struct alignas(64) Worker {
@@ -98,7 +104,7 @@ class Pool {
 void Pool::serve(Worker* me, int id) {
     const FloatMode mode;
     for (uint32_t seen = 0;; seen++) {
-        await_change(me->starts, seen, workers() < cpus());
+        await_change(me->starts, seen, workers() < spin_limit());
         (*body_)(*team_, id);
         if (running_.fetch_sub(1, std::memory_order_acq_rel) == 1) running_.notify_one();
     }
@@ -146,7 +152,7 @@ void Pool::run(int threads, const std::function<void(Team&, int)>& body) {
     }
     // The team and the body live in this frame: nobody may still be inside.
     for (uint32_t left; (left = running_.load(std::memory_order_acquire)) != 0;) {
-        await_change(running_, left, threads <= cpus());
+        await_change(running_, left, threads <= spin_limit());
     }
 }
 
@@ -169,7 +175,7 @@ bool claim_pool() {
 
 }  // namespace
 
-Team::Team(int size) : size_(size), spins_(size <= cpus()) {}
+Team::Team(int size) : size_(size), spins_(size <= spin_limit()) {}
 
 // The last to arrive opens the next round; the others wait for the round to change. `arrived_` is reset
 // before the round opens, so a fast thread may enter the next barrier while slow ones are still leaving this
@@ -194,6 +200,14 @@ bool run_team(int threads, const std::function<void(Team&, int)>& body) {
 
 void grow_pool(int threads) {
     if (claim_pool()) pool().grow(threads);
+}
+
+void set_spin_limit(int threads) { spin_limit_set.store(threads, std::memory_order_relaxed); }
+
+int spin_limit() {
+    static const int allowed = allowed_cpus();
+    const int limit = spin_limit_set.load(std::memory_order_relaxed);
+    return limit ? limit : allowed;
 }
 
 Range share(int64_t n, int id, int size, int64_t grain) {

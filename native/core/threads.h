@@ -18,7 +18,7 @@ class Team {
 
   private:
     const int size_;
-    const bool spins_;  // false when the team has more threads than the process has CPUs
+    const bool spins_;  // false when the team is larger than spin_limit()
     alignas(64) std::atomic<int> arrived_{0};
     alignas(64) std::atomic<uint32_t> round_{0};
 };
@@ -40,6 +40,12 @@ Range share(int64_t n, int id, int size, int64_t grain = 1);
 
 // How many threads a team may use is decided in Python (finback.settings), where it can be tested as a pure
 // function; here only the pool.
+
+// A team of more threads than this never spins: its partners may be waiting for the very CPU, or the process
+// for its quota, that a spinning thread uses up. Until it is set, the CPUs of the affinity mask. What a quota
+// allows is known in Python (finback.settings).
+void set_spin_limit(int threads);
+int spin_limit();
 
 // Process id that created the pool, 0 if none yet. A different getpid() means we are a forked child.
 int pool_owner();

@@ -83,7 +83,7 @@ void dot_rows(const float* x, int64_t x_stride, int64_t heads, const float* cons
 // ---- section 12
 
 constexpr int64_t kHeadGroup = 64;  // heads whose denominators are kept on the stack at once
-constexpr int64_t kRowBlock = 8;    // key rows of one pass of the value sums: 16 KB at 512 channels
+constexpr int64_t kValueRows = 64, kValueChannels = 64;  // of one pass of the value sums: 16 KB
 
 // Turns one head's products into exp weights, in place, and returns the denominator.
 FINBACK_INLINE float exp_weights(float* t, int64_t n, float scale, float sink) {
@@ -123,21 +123,41 @@ FINBACK_INLINE void value_tile(const float* e, int64_t e_stride, const float* co
         for (int v = 0; v < V; ++v) store(out + h * d + c + 16 * v, acc[h][v]);
 }
 
-// value_tile for all channels of H heads. Fewer heads take more channels at once, so the number of sums
+// value_tile for channels [c, end) of H heads. Fewer heads take more channels at once, so the number of sums
 // stays.
 template <int H>
-void add_values(const float* e, int64_t e_stride, const float* const* keys, int64_t n, int64_t d,
-                float* out) {
+void add_values(const float* e, int64_t e_stride, const float* const* keys, int64_t n, int64_t d, int64_t c,
+                int64_t end, float* out) {
     constexpr int kWide = kValueHeads / H;
-    int64_t c = 0;
-    for (; c + 16 * kWide <= d; c += 16 * kWide) value_tile<H, kWide>(e, e_stride, keys, n, d, c, out);
-    for (; c + 16 <= d; c += 16) value_tile<H, 1>(e, e_stride, keys, n, d, c, out);
-    const int64_t rest = d - c;
+    for (; c + 16 * kWide <= end; c += 16 * kWide) value_tile<H, kWide>(e, e_stride, keys, n, d, c, out);
+    for (; c + 16 <= end; c += 16) value_tile<H, 1>(e, e_stride, keys, n, d, c, out);
+    const int64_t rest = end - c;
     for (int h = 0; h < H && rest > 0; ++h) {
         f32x16 acc = load_tail(out + h * d + c, rest);
         for (int64_t i = 0; i < n; ++i)
             acc = fma(broadcast(e[h * e_stride + i]), load_tail(keys[i] + c, rest), acc);
         store_tail(out + h * d + c, acc, rest);
+    }
+}
+
+// out_h = sum of e[h][i] * keys[i], in list order. A block of key rows, cut to some channels, stays in the
+// first-level cache while the heads pass over it, and a sum stays in its register for all rows of the block.
+void value_rows(const float* e, int64_t e_stride, int64_t heads, const float* const* keys, int64_t n,
+                int64_t d, float* out) {
+    memset(out, 0, static_cast<size_t>(heads * d) * sizeof(float));
+    for (int64_t i = 0; i < n; i += kValueRows) {
+        const int64_t rows = n - i < kValueRows ? n - i : kValueRows;
+        for (int64_t c = 0; c < d; c += kValueChannels) {
+            const int64_t end = d - c < kValueChannels ? d : c + kValueChannels;
+            int64_t h = 0;
+            for (; h + kValueHeads <= heads; h += kValueHeads)
+                add_values<kValueHeads>(e + h * e_stride + i, e_stride, keys + i, rows, d, c, end,
+                                        out + h * d);
+            for (; h + 2 <= heads; h += 2)
+                add_values<2>(e + h * e_stride + i, e_stride, keys + i, rows, d, c, end, out + h * d);
+            for (; h < heads; ++h)
+                add_values<1>(e + h * e_stride + i, e_stride, keys + i, rows, d, c, end, out + h * d);
+        }
     }
 }
 
@@ -150,18 +170,7 @@ void attend(const float* q, int32_t heads, int64_t d, float scale, const float* 
         float* o = out + first * d;
         dot_rows(q + first * d, d, group, keys, n, d, e, stride);
         for (int64_t h = 0; h < group; ++h) den[h] = exp_weights(e + h * stride, n, scale, sink[first + h]);
-
-        memset(o, 0, static_cast<size_t>(group * d) * sizeof(float));
-        for (int64_t begin = 0; begin < n; begin += kRowBlock) {
-            const int64_t rows = n - begin < kRowBlock ? n - begin : kRowBlock;
-            int64_t h = 0;
-            for (; h + kValueHeads <= group; h += kValueHeads)
-                add_values<kValueHeads>(e + h * stride + begin, stride, keys + begin, rows, d, o + h * d);
-            for (; h + 2 <= group; h += 2)
-                add_values<2>(e + h * stride + begin, stride, keys + begin, rows, d, o + h * d);
-            for (; h < group; ++h)
-                add_values<1>(e + h * stride + begin, stride, keys + begin, rows, d, o + h * d);
-        }
+        value_rows(e, stride, group, keys, n, d, o);
         for (int64_t h = 0; h < group; ++h) {
             const f32x16 divisor = broadcast(den[h]);
             FINBACK_FOR_LANES (c, lanes, d)
@@ -191,39 +200,62 @@ struct KeyBlocks {
     float scale[kMaxIndexBlocks][16];
 };
 
-// Copies the codes of block b of a row of `width` channels; codes past the row are zeros.
-FINBACK_INLINE void copy_block(const uint8_t* row, int64_t width, int64_t b, uint8_t* to) {
-    const int64_t left = (width + 1) / 2 - b * kFp4Bytes;
-    memset(to, 0, kFp4Bytes);
-    memcpy(to, row + b * kFp4Bytes, static_cast<size_t>(left < kFp4Bytes ? left : kFp4Bytes));
-}
-
-void unpack_query(const uint8_t* row, int64_t width, int64_t b, QueryBlocks& q, int64_t at) {
-    uint8_t words[64] = {}, even[64], odd[64];
-    // The block's four words are lanes 0 .. 3; the other lanes are unused.
-    copy_block(row, width, b, words);
-    quads_of_codes(words, even, odd);
-    int8_t* value = q.value[at];
-    int sum = 0;
-    for (int i = 0; i < kFp4Bytes; ++i) {
-        const int low = even[i] - 12, high = odd[i] - 12, place = i / 4 * 8 + i % 4;
-        value[place] = static_cast<int8_t>(low);
-        value[place + 4] = static_cast<int8_t>(high);
-        sum += low + high;
+// The values of sixteen words of codes as they lie in a row of `width` channels, from byte `at` on; codes
+// past the row are zeros.
+struct SixteenWords {
+    alignas(64) uint8_t quads[2][64];  // even channels of each word, then odd ones: doubled, + 12
+    float sum[16];                     // of each word's eight
+    SixteenWords(const uint8_t* row, int64_t width, int64_t at) {
+        const int64_t left = (width + 1) / 2 - at;
+        uint8_t words[64] = {};
+        memcpy(words, row + at, static_cast<size_t>(left < 64 ? left : 64));
+        quads_of_codes(words, quads[0], quads[1]);
+        const int8_t ones[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+        store(sum, to_floats(quad_dot(quads[0], ones, 2) - broadcast(8 * 12)));
     }
-    q.offset[at] = 12 * sum;
-    q.scale[at] = e8m0(row[(width + 1) / 2 + b]) * 0.25f;
+};
+
+// All blocks of one head, to q.value[to] and on.
+void unpack_query(const uint8_t* row, int64_t width, int64_t blocks, QueryBlocks& q, int64_t to) {
+    constexpr int kWords = kFp4Bytes / 4;  // of a block
+    for (int64_t b = 0; b < blocks; ++b) {
+        const uint8_t scale = row[(width + 1) / 2 + b];
+        q.scale[to + b] = e8m0(scale) * 0.25f;
+    }
+    for (int64_t b0 = 0; b0 < blocks; b0 += 16 / kWords) {
+        SixteenWords w(row, width, b0 * kFp4Bytes);
+        for (uint8_t& value : w.quads[0]) value = static_cast<uint8_t>(value - 12);
+        for (uint8_t& value : w.quads[1]) value = static_cast<uint8_t>(value - 12);
+        const int64_t n = blocks - b0 < 16 / kWords ? blocks - b0 : 16 / kWords;
+        for (int64_t i = 0; i < n * kWords; ++i) {
+            int8_t* value = q.value[to + b0 + i / kWords] + i % kWords * 8;
+            memcpy(value, w.quads[0] + 4 * i, 4);
+            memcpy(value + 4, w.quads[1] + 4 * i, 4);
+        }
+        for (int64_t b = 0; b < n; ++b) {
+            const float* sum = w.sum + b * kWords;  // small integers: exact
+            q.offset[to + b0 + b] = 12 * static_cast<int32_t>(sum[0] + sum[1] + sum[2] + sum[3]);
+        }
+    }
 }
 
 // Block b of n <= 16 keys; the keys that are missing count as zeros.
 void unpack_keys(const uint8_t* const* rows, int64_t n, int64_t width, int64_t b, KeyBlocks& keys) {
-    uint8_t words[4][64] = {};
-    for (int64_t i = 0; i < 16; ++i) keys.scale[b][i] = i < n ? e8m0(rows[i][(width + 1) / 2 + b]) : 0.0f;
+    const int64_t at = b * kFp4Bytes, left = (width + 1) / 2 - at;
+    alignas(64) uint8_t words[4][64];
+    uint8_t scales[16] = {};
+    if (n < 16) memset(words, 0, sizeof(words));
     for (int64_t i = 0; i < n; ++i) {
-        uint8_t block[kFp4Bytes];
-        copy_block(rows[i], width, b, block);
+        uint8_t rest[kFp4Bytes] = {};
+        const uint8_t* block = rows[i] + at;
+        if (left < kFp4Bytes)
+            block = static_cast<const uint8_t*>(memcpy(rest, block, static_cast<size_t>(left)));
         for (int word = 0; word < 4; ++word) memcpy(words[word] + 4 * i, block + 4 * word, 4);
+        scales[i] = rows[i][(width + 1) / 2 + b];
     }
+    const i32x16 exponent = load_bytes(scales);
+    const i32x16 least = broadcast(0x00400000);  // the subnormal 2^-127, as e8m0() has it
+    store(keys.scale[b], as_floats(select(less(exponent, broadcast(1)), least, shift_left<23>(exponent))));
     for (int word = 0; word < 4; ++word)
         quads_of_codes(words[word], keys.quads[b] + 128 * word, keys.quads[b] + 128 * word + 64);
 }
@@ -245,8 +277,7 @@ void index_codes(const uint8_t* q, int64_t q_stride, const float* w, int64_t hea
     const int64_t blocks = (width + kFp4Block - 1) / kFp4Block;
     QueryBlocks query;
     KeyBlocks keys;
-    for (int64_t h = 0; h < heads; ++h)
-        for (int64_t b = 0; b < blocks; ++b) unpack_query(q + h * q_stride, width, b, query, h * blocks + b);
+    for (int64_t h = 0; h < heads; ++h) unpack_query(q + h * q_stride, width, blocks, query, h * blocks);
     FINBACK_FOR_LANES (i, lanes, n) {
         for (int64_t b = 0; b < blocks; ++b) unpack_keys(rows + i, lanes, width, b, keys);
         f32x16 acc = load_some(score + i, lanes);

@@ -185,9 +185,14 @@ void swiglu(const float* gate, const float* up, int64_t n, float limit, const fl
 
 // ---- section 14
 
-void exp_shifted(const float* z, float shift, int64_t n, float* e) {
+// The chain of additions waits three cycles for each item; the exponentials of the next ones run meanwhile.
+double exp_shifted(const float* z, float shift, int64_t n, float* e, double sum) {
     const f32x16 by = broadcast(shift);
-    FINBACK_FOR_LANES (i, lanes, n) store_some(e + i, exp(load_some(z + i, lanes) - by), lanes);
+    FINBACK_FOR_LANES (i, lanes, n) {
+        store_some(e + i, exp(load_some(z + i, lanes) - by), lanes);
+        for (int64_t k = i; k < i + lanes; ++k) sum += static_cast<double>(e[k]);
+    }
+    return sum;
 }
 
 float max_value(const float* x, int64_t n, bool* finite) {

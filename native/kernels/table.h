@@ -105,7 +105,8 @@ struct Table {
                    float* out);
 
     // ---- sampling (section 14)
-    void (*exp_shifted)(const float* z, float shift, int64_t n, float* e);  // e = exp(z - shift)
+    // e = exp(z - shift); returns sum + e_0 + e_1 + .. in f64, one after the other.
+    double (*exp_shifted)(const float* z, float shift, int64_t n, float* e, double sum);
     float (*max_value)(const float* x, int64_t n,
                        bool* finite);  // exact maximum, +0 for any zero; finite: all of x is
 };

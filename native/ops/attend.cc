@@ -31,7 +31,7 @@
 namespace finback {
 namespace {
 
-constexpr int64_t kHeadGroup = 16;   // heads of one kernel call: their queries and scores stay in the cache
+constexpr int64_t kHeadGroup = 64;   // heads of one kernel call, for which a key row is loaded once
 constexpr int64_t kKeySlots = 4096;  // slots offered when one query needs less: 8 MB of keys at d = 512
 
 int64_t compressed_limit(const LayerLayout& layer, int32_t topk, int64_t max_context) {

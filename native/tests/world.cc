@@ -17,7 +17,8 @@ OwnedMatrix make_matrix(Random& random, Format format, int64_t rows, int64_t col
         const std::vector<float> x = random.vector(rows * cols);
         std::memcpy(out.bytes.data(), x.data(), x.size() * 4);
     }
-    out.m = {format, ScaleKind::NONE, rows, cols, out.bytes.data(), row_bytes, nullptr, 0, 1, 1};
+    out.m = {format, Layout::ROWS, ScaleKind::NONE, rows, cols, out.bytes.data(), row_bytes, nullptr, 0, 1,
+             1};
     return out;
 }
 

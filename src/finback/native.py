@@ -65,6 +65,8 @@ from finback._native import (
     resident_bytes,
     resident_matrix,
     resident_stack,
+    set_spin_limit,
+    spin_limit,
     why_no_kernel,
 )
 
@@ -114,6 +116,8 @@ __all__ = [
     "resident_stack",
     "run",
     "select_level",
+    "set_spin_limit",
+    "spin_limit",
     "start_program",
     "threads_refused",
     "why_no_kernel",

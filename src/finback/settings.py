@@ -126,6 +126,16 @@ def choose_threads(allowed: int, cores: int, online: int | None, quota: machine.
     return ThreadChoice(cores, what)
 
 
+def usable_cpus(root: Path = machine.ROOT, allowed: Collection[int] | None = None) -> int:
+    """CPUs that this process can keep busy all the time: the affinity mask, or a CPU quota rounded down.
+
+    A step on more threads than that must not spin while it waits: it would spend the quota on waiting.
+    """
+    cpus = len(machine.allowed_cpus() if allowed is None else allowed)
+    quota = machine.cpu_quota(root)
+    return cpus if quota is None else max(1, min(cpus, int(quota.value)))
+
+
 def default_threads(
     environment: Environment | None = None,
     root: Path = machine.ROOT,

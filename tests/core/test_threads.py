@@ -44,6 +44,23 @@ def test_more_threads_than_cpus_give_the_same_bits_in_good_time(threads: int) ->
     assert native.pool_workers() >= threads - 1
 
 
+def test_a_team_larger_than_the_affinity_mask_or_a_quota_does_not_spin() -> None:
+    code = """
+        import os
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+        import finback
+        from finback import machine, native, settings
+        assert native.spin_limit() == 1  # of the mask, before anything is loaded
+        machine.allowed_cpus = lambda: range(8)
+        with finback.load(threads=3):
+            assert native.spin_limit() == settings.usable_cpus()
+        """
+    result = script(code)
+    assert result.returncode == 0, result.stderr
+    with pytest.raises(ValueError, match="at least 1"):
+        native.set_spin_limit(0)
+
+
 def test_callers_from_several_threads_take_turns() -> None:
     engines = [Small(threads) for threads in (1, 2, 3, 2)]
     outs = [chain(small, 40, seed=i) for i, small in enumerate(engines)]

@@ -188,7 +188,7 @@ class Engine:
             session.append(ids, on_prefill=on_prefill)
             finish: FinishReason = "length"
             while writer.count < limit:
-                token = self._drawer.draw(session.logits(), p, len(session))
+                token = self._drawer.draw(session._last_logits(), p, len(session))
                 if writer.count == 0:
                     first = time.perf_counter()
                 if self._ends(token, p):
@@ -201,7 +201,7 @@ class Engine:
                     break
                 yield Event((token,), text)
                 if writer.count < limit:
-                    session.append([token])
+                    session._append_drawn(token)
             usage = Usage(len(ids), writer.count, 0)
             end = time.perf_counter()
             yield Event((), writer.finish(), finish, usage, Timings(first - begun, end - first))

@@ -14,7 +14,7 @@ from finback.errors import ModelFileError, RequestError, shown
 from finback.models.registry import architecture_of
 from finback.ops.resident import SHARE, resident_size
 from finback.ops.select import MAX_LOGIT_ROWS, open_model
-from finback.settings import default_threads, forced_isa
+from finback.settings import default_threads, forced_isa, usable_cpus
 from finback.text.tokenizer import Tokenizer
 from finback.weights.checkpoint import GgufVocabulary, OpenedCheckpoint, open_checkpoint
 from finback.weights.ledger import Ledger, budget_from
@@ -72,6 +72,7 @@ def load(
         else _within("prefill_chunk", prefill_chunk, 1, MAX_PREFILL_CHUNK)
     )
     level = native.select_level(isa if isa is not None else forced_isa())
+    native.set_spin_limit(usable_cpus())
     ledger = Ledger(budget_from(memory))
     if cache_rounding is not None and not isinstance(cache_rounding, bool):
         raise RequestError(f"cache_rounding is {shown(cache_rounding)}; it must be True, False or None")

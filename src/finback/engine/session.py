@@ -59,6 +59,12 @@ class Session:
     def logits(self) -> npt.NDArray[np.float32]:
         """Logits f32 [V] after the last token. RequestError if the session is empty."""
         self._check_open()
+        logits = self._last_logits()
+        check_finite(logits[None], len(self._tokens) - 1, [0])
+        return logits.copy()
+
+    def _last_logits(self) -> npt.NDArray[np.float32]:
+        """The same as they came from the step: finite or not, and only to be read."""
         if not self._tokens:
             raise RequestError("a session without tokens has no logits; append at least one token first")
         if self._logits is None:
@@ -66,8 +72,7 @@ class Session:
             self._restore(len(self._tokens) - 1)
             self._extend([], False, None)
         assert self._logits is not None
-        check_finite(self._logits[None], len(self._tokens) - 1, [0])
-        return self._logits.copy()
+        return self._logits
 
     # ---- writing
 
@@ -79,6 +84,13 @@ class Session:
         new = self._admit(ids)
         if new:
             self._extend(new, False, on_prefill)
+
+    def _append_drawn(self, token: int) -> None:
+        """`append` of one token that was drawn from the last logits, when the context is known to have room: what
+        `_admit` checks needs no second look, and an answer comes here once a token."""
+        self._check_open()
+        self._state.reserve(len(self._tokens) + 1)
+        self._extend([token], False, None)
 
     def append_logits(self, ids: Sequence[int]) -> npt.NDArray[np.float32]:
         """Like `append`, and the logits f32 [n, V] after each of `ids`: n times the vocabulary in memory."""

@@ -121,6 +121,7 @@ class NativeModel:
             self._give_back()
             raise
         self._batch = native.Batch(max_rows, max_logit_rows, self.config.vocab_size)
+        self._logits = {entry: self._view(tensor) for entry, tensor in self._results.items()}
         self._pool = PagePool(self.layout, ledger)
         self._lock = threading.Lock()
         self._closed = False
@@ -206,14 +207,15 @@ class NativeModel:
                 self._batch.want_logits(np.asarray(rows[start : start + limit], np.int32))
                 native.run(self._programs[entry], self._batch)
                 part = logits[start : start + limit]
-                part[:] = self._logits(entry, len(part))
+                part[:] = self._logits[entry][: len(part)]
         finally:
             self._batch.clear()
         return logits
 
-    def _logits(self, entry: str, n: int) -> npt.NDArray[np.float32]:
-        value = self._value(self._results[entry])
-        assert self._arena is not None, "a step runs before close()"
+    def _view(self, tensor: Tensor) -> npt.NDArray[np.float32]:
+        """The rows of a result in the arena, f32 [max_logit_rows, V]."""
+        assert self._arena is not None, "results are looked up while the model is made"
+        value, n = self._value(tensor), self._limits.max_logit_rows
         rows = self._arena.buffer.view()[value.offset : value.offset + n * value.row_bytes].view(np.float32)
         return rows.reshape(n, value.row_bytes // 4)[:, : value.width]
 
@@ -254,6 +256,7 @@ class NativeModel:
                 return
             self._closed = True
             self._programs.clear()
+            self._logits.clear()  # they look into the arena
             self._give_back()
 
     def _give_back(self) -> None:
