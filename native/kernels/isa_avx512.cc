@@ -1,0 +1,27 @@
+// The AVX-512 level (F, BW, VL, DQ, VNNI): the sixteen lanes in one register. Matrices in rows use the
+// products written for AVX2, compiled here with twice the registers. Everything lives in an anonymous
+// namespace; only table_avx512() leaves this unit.
+#include "kernels/table.h"
+#include "kernels/vec_avx512.h"
+
+namespace finback {
+namespace {
+// clang-format off: each file uses those above it
+#include "kernels/math.inl"           // exp, sigmoid, silu, log1p over sixteen lanes
+#include "kernels/float_ops.inl"      // norms, hyper-connections, rotary, cache rows, pooling, indexer, attention, ...
+#include "kernels/blocks.inl"         // block decoding shared by all levels (scalar code)
+#include "kernels/linear_avx2.inl"    // pack, linear, decode_row
+// clang-format on
+
+constexpr Table make_table() {
+    Table t{};
+    t.level = "avx512";
+    fill_float_ops(t);
+    fill_linear(t);
+    return t;
+}
+constexpr Table kTable = make_table();
+}  // namespace
+
+const Table* table_avx512() { return &kTable; }
+}  // namespace finback
