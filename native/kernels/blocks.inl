@@ -158,54 +158,11 @@ struct UnpackMXFP4Pairs {  // safetensors order: byte i holds columns 2i and 2i 
     }
 };
 
-// ---- blocks of 256
+// ---- blocks of 256: Codes256, and one Unpack for each format
 
-struct CodesQ4_K {  // weight = (d * sc) * code - dmin * m, with sc and m of its group of 32
-    uint8_t code[256], sc[8], m[8];
-    float d, dmin;
-};
-
-// Eight 6-bit scales and eight 6-bit minimums in twelve bytes: the first four of each lie in the low six bits
-// of bytes 0..3 and 4..7; the last four have their low four bits in bytes 8..11 and their high two bits on
-// top of bytes 0..7.
-inline void unpack_scales(const uint8_t* s, uint8_t* sc, uint8_t* m) {
-    for (int j = 0; j < 4; j++) {
-        sc[j] = s[j] & 63;
-        m[j] = s[4 + j] & 63;
-        sc[4 + j] = static_cast<uint8_t>((s[8 + j] & 15) | (s[j] >> 6) << 4);
-        m[4 + j] = static_cast<uint8_t>(s[8 + j] >> 4 | (s[4 + j] >> 6) << 4);
-    }
-}
-
-inline void unpack(const Matrix& w, int64_t r, int64_t b, CodesQ4_K& out) {
-    const uint8_t* p = row_of(w, r) + b * static_cast<int64_t>(sizeof(BlockQ4_K));
-    out.d = f32_of_f16(load<uint16_t>(p));
-    out.dmin = f32_of_f16(load<uint16_t>(p + 2));
-    unpack_scales(p + 4, out.sc, out.m);
-    for (int i = 0; i < 256; i++) {
-        const uint8_t byte = p[16 + i / 64 * 32 + i % 32];
-        out.code[i] = i % 64 < 32 ? byte & 15 : byte >> 4;
-    }
-}
-
-struct CodesQ6_K {  // weight = (d * sc) * code, with sc of its group of 16
-    int8_t code[256], sc[16];
-    float d;
-};
-
-// Each half of the block holds four runs of 32 columns: low four bits from 64 bytes of ql (runs 0 and 1 in
-// the low nibbles, 2 and 3 in the high ones), high two bits from 32 bytes of qh, run q at bit 2q.
-inline void unpack(const Matrix& w, int64_t r, int64_t b, CodesQ6_K& out) {
-    const uint8_t* p = row_of(w, r) + b * static_cast<int64_t>(sizeof(BlockQ6_K));
-    for (int i = 0; i < 256; i++) {
-        const int half = i / 128, run = i % 128 / 32, l = i % 32;
-        const int low = p[64 * half + 32 * (run & 1) + l] >> (run < 2 ? 0 : 4) & 15;
-        const int high = p[128 + 32 * half + l] >> (2 * run) & 3;
-        out.code[i] = static_cast<int8_t>((low | high << 4) - 32);
-    }
-    __builtin_memcpy(out.sc, p + 192, 16);
-    out.d = f32_of_f16(load<uint16_t>(p + 208));
-}
+#include "kernels/blocks_kquants.inl"
+//
+#include "kernels/blocks_grids.inl"
 
 // ---- float formats: weight i of a row
 
@@ -247,22 +204,18 @@ void decode_codes32(const Matrix& w, int64_t r, float* out) {
     }
 }
 
-void decode_q4_k(const Matrix& w, int64_t r, float* out) {
-    CodesQ4_K c;
+template <class Unpack>
+void decode_codes256(const Matrix& w, int64_t r, float* out) {
+    Codes256 c;
     for (int64_t b = 0; b < w.cols / 256; b++) {
-        unpack(w, r, b, c);
+        Unpack::block(w, r, b, c);
         for (int i = 0; i < 256; i++) {
-            const float scale = c.d * c.sc[i / 32], minimum = c.dmin * c.m[i / 32];
-            out[256 * b + i] = scale * c.code[i] - minimum;
+            const float value = c.d * static_cast<float>(c.sc[i / 16]) * static_cast<float>(c.code[i]);
+            out[256 * b + i] = value;
+            if constexpr (Unpack::kMinimums) {
+                out[256 * b + i] = value - c.dmin * static_cast<float>(c.m[i / 16]);
+            }
         }
-    }
-}
-
-void decode_q6_k(const Matrix& w, int64_t r, float* out) {
-    CodesQ6_K c;
-    for (int64_t b = 0; b < w.cols / 256; b++) {
-        unpack(w, r, b, c);
-        for (int i = 0; i < 256; i++) out[256 * b + i] = c.d * c.sc[i / 16] * c.code[i];
     }
 }
 
@@ -276,8 +229,20 @@ constexpr void fill_decode_row(Table& t) {
     set(Format::MXFP4_PAIRS, decode_codes32<UnpackMXFP4Pairs>);
     set(Format::Q8_0, decode_codes32<UnpackQ8_0>);
     set(Format::Q4_0, decode_codes32<UnpackQ4_0>);
-    set(Format::Q4_K, decode_q4_k);
-    set(Format::Q6_K, decode_q6_k);
+    set(Format::Q2_K, decode_codes256<UnpackQ2_K>);
+    set(Format::Q3_K, decode_codes256<UnpackQ3_K>);
+    set(Format::Q4_K, decode_codes256<UnpackQ4_K>);
+    set(Format::Q5_K, decode_codes256<UnpackQ5_K>);
+    set(Format::Q6_K, decode_codes256<UnpackQ6_K>);
+    set(Format::IQ1_S, decode_codes256<UnpackIQ1_S>);
+    set(Format::IQ1_M, decode_codes256<UnpackIQ1_M>);
+    set(Format::IQ2_XXS, decode_codes256<UnpackIQ2_XXS>);
+    set(Format::IQ2_XS, decode_codes256<UnpackIQ2_XS>);
+    set(Format::IQ2_S, decode_codes256<UnpackIQ2_S>);
+    set(Format::IQ3_XXS, decode_codes256<UnpackIQ3_XXS>);
+    set(Format::IQ3_S, decode_codes256<UnpackIQ3_S>);
+    set(Format::IQ4_NL, decode_codes32<UnpackIQ4_NL>);
+    set(Format::IQ4_XS, decode_codes256<UnpackIQ4_XS>);
 }
 
 }  // namespace blocks

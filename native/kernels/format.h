@@ -11,7 +11,31 @@ namespace finback {
 
 // Weight formats that have kernels. The values are part of the binding; names are those of
 // finback.formats.blocks.
-enum class Format : int32_t { F32, F16, BF16, FP8_E4M3, MXFP4, MXFP4_PAIRS, Q8_0, Q4_0, Q4_K, Q6_K, COUNT };
+enum class Format : int32_t {
+    F32,
+    F16,
+    BF16,
+    FP8_E4M3,
+    MXFP4,
+    MXFP4_PAIRS,
+    Q8_0,
+    Q4_0,
+    Q4_K,
+    Q6_K,
+    Q2_K,
+    Q3_K,
+    Q5_K,
+    IQ1_S,
+    IQ1_M,
+    IQ2_XXS,
+    IQ2_XS,
+    IQ2_S,
+    IQ3_XXS,
+    IQ3_S,
+    IQ4_NL,
+    IQ4_XS,
+    COUNT
+};
 
 // Activation encodings (docs/exactness.md section 4).
 enum class Encoding : int32_t { F32, BF16, A8x32, A8x256, COUNT };
@@ -41,8 +65,73 @@ struct BlockQ6_K {  // 256 weights in 16 groups of 16: d * sc * (q - 32)
     int8_t scales[16];
     uint16_t d;
 };
+struct BlockQ2_K {       // 256 weights in 16 groups of 16: (d * sc) * q - dmin * m
+    uint8_t scales[16];  // sc (low nibble) and m (high) of each group
+    uint8_t q[64];       // 128 weights per 32 bytes, run of 32 at bits 2 * run
+    uint16_t d, dmin;
+};
+struct BlockQ3_K {       // 256 weights in 16 groups of 16: d * (sc - 32) * (q - 4)
+    uint8_t high[32];    // bit 2 of q: weight i at bit i / 32 of byte i % 32
+    uint8_t q[64];       // bits 0 and 1, as in Q2_K
+    uint8_t scales[12];  // sixteen 6-bit sc: nibbles of bytes 0..7, then bit pairs of bytes 8..11
+    uint16_t d;
+};
+struct BlockQ5_K {  // 256 weights in 8 groups of 32: (d * sc) * q - dmin * m
+    uint16_t d, dmin;
+    uint8_t scales[12];  // as in Q4_K
+    uint8_t high[32];    // bit 4 of q: weight i at bit i / 32 of byte i % 32
+    uint8_t q[128];      // low nibbles, as in Q4_K
+};
 static_assert(sizeof(BlockQ8_0) == 34 && sizeof(BlockQ4_0) == 18 && sizeof(BlockMXFP4) == 17);
-static_assert(sizeof(BlockQ4_K) == 144 && sizeof(BlockQ6_K) == 210);
+static_assert(sizeof(BlockQ2_K) == 84 && sizeof(BlockQ3_K) == 110 && sizeof(BlockQ4_K) == 144);
+static_assert(sizeof(BlockQ5_K) == 176 && sizeof(BlockQ6_K) == 210);
+
+// The IQ formats: eight (IQ3: four) weights are a point of a grid (grids.h), with a sign for each weight in
+// IQ2 and IQ3 and a common shift in IQ1; IQ4 weights are picked from a table of sixteen. "Seven signs" stand
+// for eight: the number of minuses is even.
+struct BlockIQ1_S {  // d * (2 s + 1) * (g +- 1/8), s and the sign of the shift for 32 weights
+    uint16_t d;
+    uint8_t q[32];     // low eight bits of the points
+    uint16_t high[8];  // four times the high three bits, s in bits 12..14, shift in bit 15
+};
+struct BlockIQ1_M {  // the same with s for 16 weights and the shift for 8
+    uint8_t q[32];
+    uint8_t high[16];   // nibble for each point: high three bits, shift in bit 3
+    uint8_t scales[8];  // four 16-bit words: four times s in bits 0..11, a nibble of d on top
+};
+struct BlockIQ2_XXS {  // d/8 * (2 s + 1) * +-g, s for 32 weights
+    uint16_t d;
+    uint8_t q[64];  // per 32 weights: four points, then four times seven signs and s in 32 bits
+};
+struct BlockIQ2_XS {  // the same with s for 16 weights
+    uint16_t d;
+    uint16_t q[32];  // nine bits of point, seven signs
+    uint8_t scales[8];
+};
+struct BlockIQ2_S {  // the same with ten bits of point and all signs
+    uint16_t d;
+    uint8_t q[32], signs[32], high[8], scales[8];
+};
+struct BlockIQ3_XXS {  // d/4 * (2 s + 1) * +-g, s for 32 weights
+    uint16_t d;
+    uint8_t q[64];
+    uint8_t tail[32];  // per 32 weights: four times seven signs and s in 32 bits
+};
+struct BlockIQ3_S {  // d * (2 s + 1) * +-g, s for 32 weights; nine bits of point and all signs
+    uint16_t d;
+    uint8_t q[64], high[8], signs[32], scales[4];
+};
+struct BlockIQ4_NL {  // 32 weights: d * table[nibble]; byte i holds i (low) and i + 16 (high)
+    uint16_t d;
+    uint8_t q[16];
+};
+struct BlockIQ4_XS {  // d * (sc - 32) * table[nibble], sc for 32 weights; nibbles of each 32 as in IQ4_NL
+    uint16_t d, scales_high;
+    uint8_t scales_low[4], q[128];
+};
+static_assert(sizeof(BlockIQ1_S) == 50 && sizeof(BlockIQ1_M) == 56 && sizeof(BlockIQ2_XXS) == 66);
+static_assert(sizeof(BlockIQ2_XS) == 74 && sizeof(BlockIQ2_S) == 82 && sizeof(BlockIQ3_XXS) == 98);
+static_assert(sizeof(BlockIQ3_S) == 110 && sizeof(BlockIQ4_NL) == 18 && sizeof(BlockIQ4_XS) == 136);
 
 // How the scale plane of FP8_E4M3 and MXFP4_PAIRS is stored.
 enum class ScaleKind : int32_t { NONE, E8M0, F32 };

@@ -1,5 +1,8 @@
 // The scalar level: docs/exactness.md in C++, compiled for the baseline processor. Everything lives in an
 // anonymous namespace; only table_scalar() leaves this unit.
+#include "kernels/codes_scalar.h"
+#include "kernels/grids.h"
+#include "kernels/resident.h"
 #include "kernels/table.h"
 #include "kernels/vec_scalar.h"
 
@@ -9,7 +12,11 @@ namespace {
 #include "kernels/math.inl"           // exp, sigmoid, silu, log1p over sixteen lanes
 #include "kernels/float_ops.inl"      // norms, hyper-connections, rotary, cache rows, pooling, indexer, attention, ...
 #include "kernels/blocks.inl"         // block decoding shared by all levels (scalar code)
+#include "kernels/linear_plain.inl"   // matrix products of every format, as the page has them
 #include "kernels/linear_scalar.inl"  // pack, linear, decode_row
+#include "kernels/tiles.inl"        // the resident layout: reading,
+#include "kernels/tiles_make.inl"   // making,
+#include "kernels/products_tiles.inl"  // linear_tiles
 // clang-format on
 
 constexpr Table make_table() {
@@ -17,6 +24,7 @@ constexpr Table make_table() {
     t.level = "scalar";
     fill_float_ops(t);
     fill_linear(t);
+    fill_tiles(t);
     return t;
 }
 constexpr Table kTable = make_table();

@@ -36,9 +36,21 @@ Encoding encoding_of(Format f) {
         case Format::MXFP4_PAIRS:
         case Format::Q8_0:
         case Format::Q4_0:
+        case Format::IQ4_NL:
             return Encoding::A8x32;
         case Format::Q4_K:
         case Format::Q6_K:
+        case Format::Q2_K:
+        case Format::Q3_K:
+        case Format::Q5_K:
+        case Format::IQ1_S:
+        case Format::IQ1_M:
+        case Format::IQ2_XXS:
+        case Format::IQ2_XS:
+        case Format::IQ2_S:
+        case Format::IQ3_XXS:
+        case Format::IQ3_S:
+        case Format::IQ4_XS:
             return Encoding::A8x256;
         case Format::F32:
         case Format::F16:
@@ -71,6 +83,30 @@ const char* format_name(Format f) {
             return "Q4_K";
         case Format::Q6_K:
             return "Q6_K";
+        case Format::Q2_K:
+            return "Q2_K";
+        case Format::Q3_K:
+            return "Q3_K";
+        case Format::Q5_K:
+            return "Q5_K";
+        case Format::IQ1_S:
+            return "IQ1_S";
+        case Format::IQ1_M:
+            return "IQ1_M";
+        case Format::IQ2_XXS:
+            return "IQ2_XXS";
+        case Format::IQ2_XS:
+            return "IQ2_XS";
+        case Format::IQ2_S:
+            return "IQ2_S";
+        case Format::IQ3_XXS:
+            return "IQ3_XXS";
+        case Format::IQ3_S:
+            return "IQ3_S";
+        case Format::IQ4_NL:
+            return "IQ4_NL";
+        case Format::IQ4_XS:
+            return "IQ4_XS";
         case Format::COUNT:
             break;
     }
@@ -99,6 +135,30 @@ BlockSize block_size(Format format) {
             return {256, sizeof(BlockQ4_K)};
         case Format::Q6_K:
             return {256, sizeof(BlockQ6_K)};
+        case Format::Q2_K:
+            return {256, sizeof(BlockQ2_K)};
+        case Format::Q3_K:
+            return {256, sizeof(BlockQ3_K)};
+        case Format::Q5_K:
+            return {256, sizeof(BlockQ5_K)};
+        case Format::IQ1_S:
+            return {256, sizeof(BlockIQ1_S)};
+        case Format::IQ1_M:
+            return {256, sizeof(BlockIQ1_M)};
+        case Format::IQ2_XXS:
+            return {256, sizeof(BlockIQ2_XXS)};
+        case Format::IQ2_XS:
+            return {256, sizeof(BlockIQ2_XS)};
+        case Format::IQ2_S:
+            return {256, sizeof(BlockIQ2_S)};
+        case Format::IQ3_XXS:
+            return {256, sizeof(BlockIQ3_XXS)};
+        case Format::IQ3_S:
+            return {256, sizeof(BlockIQ3_S)};
+        case Format::IQ4_NL:
+            return {32, sizeof(BlockIQ4_NL)};
+        case Format::IQ4_XS:
+            return {256, sizeof(BlockIQ4_XS)};
         case Format::COUNT:
             break;
     }

@@ -1,7 +1,7 @@
-// Activation packing and matrix products with AVX2, FMA and F16C: the bits of linear_scalar.inl, fast.
-// Included inside the anonymous namespace of isa_avx2.cc. Owns packing and the table entries; the products
-// are in the files included below: codes and kquants (integer block formats), floats (F32, F16, BF16), fp8.
-// Refuses nothing except rows that hold a NaN or an infinity, which pack to zeros.
+// Activation packing and matrix products with AVX2, FMA and F16C: the bits of linear_scalar.inl and
+// linear_plain.inl, fast. Included inside the anonymous namespace of isa_avx2.cc. Owns packing and the table
+// entries; the products are in the files included below: codes and kquants (integer block formats), floats
+// (F32, F16, BF16), fp8. Refuses nothing except rows that hold a NaN or an infinity, which pack to zeros.
 //
 // Both kinds of product walk the same way. A pass takes a group of inputs small enough to stay in the
 // second-level cache; for each tile of rows the columns go by in chunks; a chunk of weights is decoded once
@@ -173,6 +173,7 @@ constexpr void fill_linear(Table& t) {
     t.pack[static_cast<int>(Encoding::BF16)] = products::pack_bf16;
     t.pack[static_cast<int>(Encoding::A8x32)] = products::pack_a8x32;
     t.pack[static_cast<int>(Encoding::A8x256)] = products::pack_a8x256;
+    plain::fill_linear(t);  // for the formats that have no kernel here
     const auto set = [&t](Format f, auto function) { t.linear[static_cast<int>(f)] = function; };
     set(Format::F32, products::linear_floats<products::LanesF32>);
     set(Format::F16, products::linear_floats<products::LanesF16>);

@@ -43,6 +43,18 @@ static constexpr TileShape tile_shape(Format f) {
         case Format::F16:
         case Format::BF16:
         case Format::FP8_E4M3:
+        case Format::Q2_K:
+        case Format::Q3_K:
+        case Format::Q5_K:
+        case Format::IQ1_S:
+        case Format::IQ1_M:
+        case Format::IQ2_XXS:
+        case Format::IQ2_XS:
+        case Format::IQ2_S:
+        case Format::IQ3_XXS:
+        case Format::IQ3_S:
+        case Format::IQ4_NL:
+        case Format::IQ4_XS:
         case Format::COUNT:
             break;
     }

@@ -200,7 +200,5 @@ FINBACK_INLINE i32x16 quad_dot(const uint8_t* quads, const int8_t* q, int groups
     return sum;
 }
 
-#undef FINBACK_LANES
-
 }  // namespace
 }  // namespace finback

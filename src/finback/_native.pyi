@@ -22,6 +22,18 @@ class Format(Enum):
     Q4_0 = 7
     Q4_K = 8
     Q6_K = 9
+    Q2_K = 10
+    Q3_K = 11
+    Q5_K = 12
+    IQ1_S = 13
+    IQ1_M = 14
+    IQ2_XXS = 15
+    IQ2_XS = 16
+    IQ2_S = 17
+    IQ3_XXS = 18
+    IQ3_S = 19
+    IQ4_NL = 20
+    IQ4_XS = 21
 
 class ScaleKind(Enum):
     NONE = 0

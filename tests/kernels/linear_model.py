@@ -1,7 +1,7 @@
 """The arithmetic of docs/exactness.md sections 4 to 6 in NumPy, written from the page and not from the kernels.
 
-Owns an fma that rounds once (float64 with rounding to odd), the meaning of every stored block, and packing, products
-and decoded rows built on them. All results are float32 bits, to be compared as bytes. Refuses to be fast: a model.
+Owns an fma that rounds once (float64 with rounding to odd), the meaning of the bytes of most blocks (of the others it
+takes the fields that finback.reference reads), and packing, products and decoded rows built on them. All results are float32 bits, to be compared as bytes. Refuses to be fast: a model.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ from dataclasses import dataclass
 
 import ml_dtypes
 import numpy as np
+from gguf.quants import IQ4_NL
 from numpy.typing import NDArray
+
+from finback.reference.matrix import Matrix
 
 F32 = NDArray[np.float32]
 I64 = NDArray[np.int64]
@@ -27,17 +30,23 @@ BLOCK_BYTES = {  # format -> (columns of a block, its bytes in the row)
     "Q4_0": (32, 18),
     "Q4_K": (256, 144),
     "Q6_K": (256, 210),
+    "Q2_K": (256, 84),
+    "Q3_K": (256, 110),
+    "Q5_K": (256, 176),
+    "IQ1_S": (256, 50),
+    "IQ1_M": (256, 56),
+    "IQ2_XXS": (256, 66),
+    "IQ2_XS": (256, 74),
+    "IQ2_S": (256, 82),
+    "IQ3_XXS": (256, 98),
+    "IQ3_S": (256, 110),
+    "IQ4_NL": (32, 18),
+    "IQ4_XS": (256, 136),
 }
-ENCODING = dict.fromkeys(("F32", "F16", "BF16"), "F32") | {
-    "FP8_E4M3": "BF16",
-    "MXFP4": "A8x32",
-    "MXFP4_PAIRS": "A8x32",
-    "Q8_0": "A8x32",
-    "Q4_0": "A8x32",
-    "Q4_K": "A8x256",
-    "Q6_K": "A8x256",
-}
+_ENCODING_OF_WIDTH = {1: "F32", 32: "A8x32", 256: "A8x256"}
+ENCODING = {name: _ENCODING_OF_WIDTH[cols] for name, (cols, _) in BLOCK_BYTES.items()} | {"FP8_E4M3": "BF16"}
 DOUBLED_E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12])
+IQ4_VALUES = np.array(IQ4_NL.kvalues, np.int64)
 
 
 @dataclass(frozen=True)
@@ -145,15 +154,38 @@ def codes32(m: Stored) -> tuple[I64, F32]:
         low, high = _nibbles(b)
         pairs = np.stack([low, high], axis=-1).reshape(*b.shape[:2], 32)
         return DOUBLED_E2M1[pairs], half_scale(m.scales.view(np.uint8).reshape(m.rows, -1))
-    head = 2 if m.format == "Q4_0" else 1
+    head = 1 if m.format == "MXFP4" else 2
     codes = np.concatenate(_nibbles(b[..., head:]), axis=-1)
     if m.format == "Q4_0":
         return codes - 8, _f16(b[..., :2])
+    if m.format == "IQ4_NL":
+        return IQ4_VALUES[codes], _f16(b[..., :2])
     return DOUBLED_E2M1[codes], half_scale(b[..., 0])
 
 
-def q4_k(m: Stored) -> tuple[I64, I64, I64, F32, F32]:
-    """codes [rows, blocks, 8, 32], sc and m [rows, blocks, 8], d and dmin [rows, blocks]"""
+@dataclass(frozen=True)
+class Codes256:
+    """Blocks of 256 in G groups: codes [rows, blocks, G, 256 / G], sc and low [rows, blocks, G], d and dmin [rows,
+    blocks]; low and dmin None for a format without minimums."""
+
+    codes: I64
+    sc: I64
+    d: F32
+    low: I64 | None = None
+    dmin: F32 | None = None
+
+
+def codes256(m: Stored) -> Codes256:
+    if m.format == "Q4_K":
+        return _q4_k(m)
+    if m.format == "Q6_K":
+        return _q6_k(m)
+    b = Matrix(m.format, m.rows, m.cols, m.rows_of_bytes()).blocks
+    codes = b.codes.reshape(*b.group_scales.shape, -1)
+    return Codes256(codes, b.group_scales, b.scale, b.group_minima, b.minimum)
+
+
+def _q4_k(m: Stored) -> Codes256:
     b = m.blocks()
     s = b[..., 4:16].astype(np.int64)
     first, second, third = s[..., 0:4], s[..., 4:8], s[..., 8:12]
@@ -161,11 +193,10 @@ def q4_k(m: Stored) -> tuple[I64, I64, I64, F32, F32]:
     low = np.concatenate([second & 63, (third >> 4) | (second >> 6) << 4], axis=-1)
     runs = b[..., 16:].reshape(*b.shape[:2], 4, 32)
     codes = np.stack(_nibbles(runs), axis=-2).reshape(*b.shape[:2], 8, 32)
-    return codes, sc, low, _f16(b[..., 0:2]), _f16(b[..., 2:4])
+    return Codes256(codes, sc, _f16(b[..., 0:2]), low, _f16(b[..., 2:4]))
 
 
-def q6_k(m: Stored) -> tuple[I64, I64, F32]:
-    """codes [rows, blocks, 16, 16] in -32..31, sc [rows, blocks, 16], d [rows, blocks]"""
+def _q6_k(m: Stored) -> Codes256:
     b = m.blocks()
     lead = b.shape[:2]
     ql, qh = b[..., :128].reshape(*lead, 2, 2, 32), b[..., 128:192].reshape(*lead, 2, 1, 32).astype(np.int64)
@@ -173,7 +204,7 @@ def q6_k(m: Stored) -> tuple[I64, I64, F32]:
     high = qh >> np.array([0, 2, 4, 6])[:, None] & 3
     codes = (low | high << 4) - 32
     sc = b[..., 192:208].view(np.int8).astype(np.int64)
-    return codes.reshape(*lead, 16, 16), sc, _f16(b[..., 208:210])
+    return Codes256(codes.reshape(*lead, 16, 16), sc, _f16(b[..., 208:210]))
 
 
 def floats(m: Stored) -> F32:
@@ -192,7 +223,7 @@ def linear(m: Stored, x: list[Packed]) -> F32:
             return _dot16(m, x)
         if m.format == "FP8_E4M3":
             return _fp8(m, x)
-        return {"Q4_K": _q4_k, "Q6_K": _q6_k}.get(m.format, _codes32)(m, x)
+        return _codes256(m, x) if ENCODING[m.format] == "A8x256" else _codes32(m, x)
 
 
 def tree16(lanes: F32) -> F32:
@@ -239,25 +270,17 @@ def _codes32(m: Stored, x: list[Packed]) -> F32:
     return acc
 
 
-def _q4_k(m: Stored, x: list[Packed]) -> F32:
-    codes, sc, low, d, dmin = q4_k(m)
-    a = np.stack([p.codes for p in x]).astype(np.int64).reshape(len(x), -1, 8, 32)
+def _codes256(m: Stored, x: list[Packed]) -> F32:
+    w = codes256(m)
+    a = np.stack([p.codes for p in x]).astype(np.int64).reshape(len(x), -1, *w.codes.shape[2:])
     acc = np.zeros((len(x), m.rows), np.float32)
+    scaled = w.codes * w.sc[..., None]
     for b in range(m.cols // 256):
-        products = np.einsum("tgi,rgi,rg->tr", a[:, b], codes[:, b], sc[:, b])
-        minimums = np.einsum("tgi,rg->tr", a[:, b], low[:, b])
-        acc = fma32(products.astype(np.float32), d[None, :, b] * _scales(x, b), acc)
-        acc = fma32(minimums.astype(np.float32), -(dmin[None, :, b] * _scales(x, b)), acc)
-    return acc
-
-
-def _q6_k(m: Stored, x: list[Packed]) -> F32:
-    codes, sc, d = q6_k(m)
-    a = np.stack([p.codes for p in x]).astype(np.int64).reshape(len(x), -1, 16, 16)
-    acc = np.zeros((len(x), m.rows), np.float32)
-    for b in range(m.cols // 256):
-        products = np.einsum("tgi,rgi,rg->tr", a[:, b], codes[:, b], sc[:, b])
-        acc = fma32(products.astype(np.float32), d[None, :, b] * _scales(x, b), acc)
+        products = a[:, b].reshape(len(x), 256) @ scaled[:, b].reshape(m.rows, 256).T
+        acc = fma32(products.astype(np.float32), w.d[None, :, b] * _scales(x, b), acc)
+        if w.low is not None and w.dmin is not None:
+            minimums = a[:, b].sum(axis=2) @ w.low[:, b].T
+            acc = fma32(minimums.astype(np.float32), -(w.dmin[None, :, b] * _scales(x, b)), acc)
     return acc
 
 
@@ -273,13 +296,11 @@ def decoded(m: Stored) -> F32:
             plane = m.scale_plane()
             each = plane[np.arange(m.rows)[:, None] // m.block[0], np.arange(m.cols)[None] // m.block[1]]
             return floats(m) * each
-        if m.format == "Q4_K":
-            codes, sc, low, d, dmin = q4_k(m)
-            scale, minimum = d[..., None] * sc.astype(np.float32), dmin[..., None] * low.astype(np.float32)
-            values = scale[..., None] * codes.astype(np.float32) - minimum[..., None]
-        elif m.format == "Q6_K":
-            codes, sc, d = q6_k(m)
-            values = (d[..., None] * sc.astype(np.float32))[..., None] * codes.astype(np.float32)
+        if ENCODING[m.format] == "A8x256":
+            w = codes256(m)
+            values = (w.d[..., None] * w.sc.astype(np.float32))[..., None] * w.codes.astype(np.float32)
+            if w.low is not None and w.dmin is not None:
+                values = values - (w.dmin[..., None] * w.low.astype(np.float32))[..., None]
         else:
             codes, d = codes32(m)
             values = d[..., None] * codes.astype(np.float32)

@@ -66,6 +66,64 @@ def halves(rng: np.random.Generator, count: int, extreme: bool) -> U8:
     return values.view(np.uint8).reshape(count, 2)
 
 
+HALVES_AT = {  # where d (and dmin) lie in a block; 0 for the formats that are not here
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+}
+
+
+def set_halves(format: str, data: U8, *factors: U8) -> None:
+    """Writes d (and dmin), bytes [count, 2] each, into blocks [count, bytes of a block]."""
+    if format == "IQ1_M":  # a nibble of d on top of each of four words
+        for i in range(4):
+            nibble = factors[0][:, i // 2] >> i % 2 * 4 & 15
+            data[:, 49 + 2 * i] = data[:, 49 + 2 * i] & 15 | nibble << 4
+        return
+    for at, factor in zip(HALVES_AT.get(format, (0,)), factors, strict=True):
+        data[:, at : at + 2] = factor
+
+
+_SCALES_OF_ONE = [1] * 4 + [0] * 4 + [1] * 4  # Q4_K, Q5_K: eight scales of 1, eight minimums of 0
+_ONES: dict[str, list[tuple[int, int, int | list[int]]]] = {  # bytes from .. to, and what is there; the rest is 0
+    "Q8_0": [(2, 34, 1)],
+    "Q4_0": [(2, 18, 0x99)],
+    "MXFP4": [(1, 17, 0x22)],
+    "MXFP4_PAIRS": [(0, 16, 0x22)],
+    "Q2_K": [(0, 16, 1), (16, 80, 0x55)],
+    "Q3_K": [(0, 32, 0xFF), (32, 96, 0x55), (96, 104, 0x11), (104, 108, 0xAA)],  # 5 - 4; scales of 33 - 32
+    "Q4_K": [(4, 16, _SCALES_OF_ONE), (16, 144, 0x11)],
+    "Q5_K": [(4, 16, _SCALES_OF_ONE), (48, 176, 0x11)],
+    "Q6_K": [(0, 128, 0x11), (128, 192, 0xAA), (192, 208, 1)],  # 33 - 32
+    "IQ4_NL": [(2, 18, 0x88)],
+    "IQ4_XS": [(2, 4, 0xAA), (4, 8, 0x11), (8, 136, 0x88)],
+}
+
+
+def ones_in_blocks(format: str, scales: np.ndarray, rows: int = 1) -> Stored:
+    """Rows whose block b holds scales[b] in every place; IQ1, which has no 1, holds -7/8 of it. The first point of
+    the other grids is all ones."""
+    n = len(scales)
+    data = np.zeros((n, BLOCK_BYTES[format][1]), np.uint8)
+    for start, stop, value in _ONES.get(format, []):
+        data[:, start:stop] = value
+    cols, e8m0 = n * UNIT[format], (127 + np.log2(np.abs(scales))).astype(np.uint8)
+    if format == "MXFP4_PAIRS":
+        return Stored(format, np.tile(data.ravel(), rows), rows, cols, np.tile(e8m0, rows), (1, 32))
+    if format == "MXFP4":
+        data[:, 0] = e8m0
+    else:
+        d = scales.astype(np.float16).view(np.uint8).reshape(n, 2)
+        set_halves(format, data, *[d for _ in HALVES_AT.get(format, (0,))])
+    return Stored(format, np.tile(data.ravel(), rows), rows, cols)
+
+
+def value_of_ones(format: str) -> float:
+    return -0.875 if format in ("IQ1_S", "IQ1_M") else 1.0
+
+
 def exponents(rng: np.random.Generator, count: int, extreme: bool) -> U8:
     """E8M0 bytes near 2^-8, or from the least scale up to 2^40."""
     values = rng.integers(116, 124, count) if not extreme else rng.integers(0, 168, count)
@@ -110,12 +168,8 @@ def random_matrix(
         return Stored(format, data.ravel(), rows, cols, exponents(rng, count, extreme), (1, 32))
     if format == "MXFP4":
         data[:, 0] = exponents(rng, count, extreme)
-    elif format == "Q6_K":
-        data[:, 208:] = halves(rng, count, extreme)
     else:
-        data[:, :2] = halves(rng, count, extreme)
-        if format == "Q4_K":
-            data[:, 2:4] = halves(rng, count, extreme)
+        set_halves(format, data, *(halves(rng, count, extreme) for _ in HALVES_AT.get(format, (0,))))
     return Stored(format, data.ravel(), rows, cols)
 
 

@@ -9,9 +9,22 @@ from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 from tests.kernels import linear_model
 from tests.kernels.linear_model import Stored
-from tests.kernels.matrices import FORMATS, LEVELS, UNIT, decode_row, random_matrix, same_bits
+from tests.kernels.matrices import (
+    FORMATS,
+    LEVELS,
+    UNIT,
+    decode_row,
+    ones_in_blocks,
+    random_matrix,
+    same_bits,
+    value_of_ones,
+)
 
-IN_GGUF = ("F32", "F16", "BF16", "MXFP4", "Q8_0", "Q4_0", "Q4_K", "Q6_K")
+from finback.formats.blocks import decode
+from finback.formats.grids import grid
+
+INTEGER = tuple(f for f in FORMATS if UNIT[f] > 1)
+IN_GGUF = tuple(f for f in FORMATS if f not in ("FP8_E4M3", "MXFP4_PAIRS"))
 
 
 def cases(format: str) -> list[Stored]:
@@ -87,37 +100,16 @@ def test_order_of_mxfp4_elements_depends_on_the_container(level: str) -> None:
     assert decode_row(level, pairs, 0).tolist() == [v for both in zip(up, down, strict=True) for v in both]
 
 
-def ones_in_blocks(format: str, scales: np.ndarray) -> Stored:
-    """A row whose block b decodes to 256 or 32 times scales[b]."""
-    n = len(scales)
-    half = scales.astype(np.float16).view(np.uint8).reshape(n, 2)
-    byte = {"Q8_0": 1, "Q4_0": 0x99, "MXFP4": 0x22, "MXFP4_PAIRS": 0x22, "Q4_K": 0x11, "Q6_K": 0x11}[format]
-    data = np.full((n, linear_model.BLOCK_BYTES[format][1]), byte, np.uint8)
-    cols = n * UNIT[format]
-    if format == "MXFP4_PAIRS":
-        return Stored(format, data.ravel(), 1, cols, (127 + np.log2(scales)).astype(np.uint8), (1, 32))
-    if format == "MXFP4":
-        data[:, 0] = (127 + np.log2(scales)).astype(np.uint8)
-    elif format == "Q6_K":
-        data[:, 128:192] = 0xAA  # high bits 2: 33 - 32
-        data[:, 192:208] = 1
-        data[:, 208:] = half
-    else:
-        data[:, :2] = half
-        if format == "Q4_K":
-            data[:, 2:4] = 0
-            data[:, 4:16] = [1] * 8 + [1] * 4  # all eight scales 1
-    return Stored(format, data.ravel(), 1, cols)
-
-
 @pytest.mark.parametrize("blocks", [1, 2, 3, 17])
-@pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "MXFP4", "MXFP4_PAIRS", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("format", INTEGER)
 @pytest.mark.parametrize("level", LEVELS)
 def test_each_block_lands_in_its_own_columns(level: str, format: str, blocks: int) -> None:
     """Case A03 for all block formats; scales are powers of two, so that every format can hold them."""
     scales = np.exp2(np.arange(blocks) % 7 - 3.0)
-    row = decode_row(level, ones_in_blocks(format, scales), 0)
-    assert row.tolist() == np.repeat(scales, UNIT[format]).tolist()
+    m = ones_in_blocks(format, scales, rows=3)
+    expected = np.repeat(scales * value_of_ones(format), UNIT[format]).tolist()
+    for r in range(3):
+        assert decode_row(level, m, r).tolist() == expected
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -125,3 +117,18 @@ def test_q6_k_row_of_three_blocks(level: str) -> None:
     """Case A03 as reported."""
     row = decode_row(level, ones_in_blocks("Q6_K", np.array([1.0, 2.0, -0.5])), 0)
     assert row.tolist() == [1.0] * 256 + [2.0] * 256 + [-0.5] * 256
+
+
+@pytest.mark.parametrize("format", ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"])
+def test_every_point_of_a_grid_is_that_of_the_gguf_package(format: str) -> None:
+    """The grids of the kernels and of finback.formats, each with its own copy of the sets, at every point they have."""
+    m = random_matrix(np.random.default_rng(1), format, 2, 256 * 768)
+    expected = dequantize(m.rows_of_bytes(), GGMLQuantizationType[format]).astype(np.float32)
+    assert same_bits(decode(format, m.data, m.rows, m.cols), expected)
+    for r in range(m.rows):
+        assert same_bits(decode_row("scalar", m, r), expected[r])
+    name = "IQ1" if format.startswith("IQ1") else format
+    points = grid(name).astype(np.int64)
+    codes = linear_model.codes256(m).codes.reshape(-1, points.shape[1])
+    seen = np.unique(np.round(codes / 8) if name == "IQ1" else np.abs(codes), axis=0)
+    assert np.array_equal(seen, np.unique(points, axis=0))

@@ -13,14 +13,18 @@ from tests.kernels.linear_model import ENCODING, F32, Stored, fma32
 from tests.kernels.matrices import (
     FAST_LEVELS,
     FORMATS,
+    HALVES_AT,
     LEVELS,
     UNIT,
     first_difference,
     linear,
+    ones_in_blocks,
     pack_all,
     random_inputs,
     random_matrix,
     same_bits,
+    set_halves,
+    value_of_ones,
 )
 
 INTEGER = tuple(f for f in FORMATS if UNIT[f] > 1)
@@ -134,19 +138,16 @@ def weights_times_127(m: Stored, k: int) -> F32:
     da = np.float32(1) / np.float32(127)
     zero = np.zeros(m.rows, np.float32)
     b, i = divmod(k, UNIT[m.format])
-    if m.format == "Q4_K":
-        codes, sc, low, d, dmin = linear_model.q4_k(m)
-        g = i // 32
-        products = 127 * codes[:, b, g, i % 32] * sc[:, b, g]
-        acc = fma32(products.astype(np.float32), d[:, b] * da, zero)
-        return fma32((127 * low[:, b, g]).astype(np.float32), -(dmin[:, b] * da), acc)
-    if m.format == "Q6_K":
-        codes, sc, d = linear_model.q6_k(m)
-        products = 127 * codes[:, b, i // 16, i % 16] * sc[:, b, i // 16]
-    else:
+    if ENCODING[m.format] == "A8x32":
         codes, d = linear_model.codes32(m)
-        products = 127 * codes[:, b, i]
-    return fma32(products.astype(np.float32), d[:, b] * da, zero)
+        return fma32((127 * codes[:, b, i]).astype(np.float32), d[:, b] * da, zero)
+    w = linear_model.codes256(m)
+    g, at = divmod(i, w.codes.shape[3])
+    products = 127 * w.codes[:, b, g, at] * w.sc[:, b, g]
+    acc = fma32(products.astype(np.float32), w.d[:, b] * da, zero)
+    if w.low is None or w.dmin is None:
+        return acc
+    return fma32((127 * w.low[:, b, g]).astype(np.float32), -(w.dmin[:, b] * da), acc)
 
 
 def filled(format: str, byte: int, blocks: int) -> Stored:
@@ -158,12 +159,8 @@ def filled(format: str, byte: int, blocks: int) -> Stored:
         return Stored(format, data.ravel(), 3, cols, np.full(3 * blocks, 127, np.uint8), (1, 32))
     if format == "MXFP4":
         data[:, 0] = 127
-    elif format == "Q6_K":
-        data[:, 208:] = one
     else:
-        data[:, :2] = one
-        if format == "Q4_K":
-            data[:, 2:4] = one
+        set_halves(format, data, *[np.tile(one, (len(data), 1)) for _ in HALVES_AT.get(format, (0,))])
     return Stored(format, data.ravel(), 3, cols)
 
 
@@ -313,15 +310,14 @@ def nearest_f32(value: int) -> float:
     return float(quotient << drop) * (1 if value >= 0 else -1)
 
 
+@pytest.mark.parametrize("format", INTEGER)
 @pytest.mark.parametrize("level", LEVELS)
-def test_q6_k_row_of_three_blocks(level: str) -> None:
-    """Case A03 as a product: blocks of all ones under scales 1, 2 and -0.5."""
-    data = np.zeros((3, 210), np.uint8)
-    data[:, :128], data[:, 128:192], data[:, 192:208] = 0x11, 0xAA, 1
-    data[:, 208:] = np.array([1.0, 2.0, -0.5], np.float16).view(np.uint8).reshape(3, 2)
-    m = Stored("Q6_K", data.ravel(), 1, 768)
-    x = np.repeat(np.array([[127, 0, 0], [0, 127, 0], [0, 0, 127], [127, 127, 127]], np.float32), 256, axis=1)
-    packed = pack_all(level, "Q6_K", x)
-    expected = [127.0 * 256 * s for s in (1, 2, -0.5, 2.5)]
-    assert linear(level, m, packed)[:, 0].tolist() == expected
-    assert [linear(level, m, packed[t : t + 1])[0, 0] for t in range(4)] == expected
+def test_row_of_three_blocks(level: str, format: str) -> None:
+    """Case A03 as a product: blocks of equal weights under scales 1, 2 and 0.5, inputs that reach one or all of them."""
+    width, scales = UNIT[format], (1.0, 2.0, 0.5)
+    m = ones_in_blocks(format, np.array(scales), rows=5)
+    reach = np.array([[127, 0, 0], [0, 127, 0], [0, 0, 127], [127, 127, 127]], np.float32)
+    packed = pack_all(level, format, np.repeat(reach, width, axis=1))
+    expected = [127 * width * value_of_ones(format) * s for s in (*scales, sum(scales))]
+    assert linear(level, m, packed).T.tolist() == [expected] * 5
+    assert [linear(level, m, packed[t : t + 1])[0, 4] for t in range(4)] == expected

@@ -10,7 +10,8 @@ import pytest
 
 from finback.reference import rows
 from finback.reference.canonical import Canonical
-from finback.reference.matrix import E4M3_VALUES, E8M0_VALUES, Matrix
+from finback.reference.fields import E4M3_VALUES, E8M0_VALUES
+from finback.reference.matrix import Matrix
 
 pytestmark = pytest.mark.oracle
 

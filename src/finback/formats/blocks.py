@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from finback.errors import NumericError, RequestError, shown
-from finback.formats import kquants
+from finback.formats import iquants, kquants
 from finback.formats.microfloats import (
     E2M1_VALUES,
     E4M3_VALUES,
@@ -79,8 +79,20 @@ def _table() -> Mapping[str, BlockFormat]:
         ("MXFP4_PAIRS", None, 32, 16, "A8x32"),  # scales in a plane of their own; byte i: values 2i, 2i + 1
         ("Q8_0", 8, 32, 34, "A8x32"),
         ("Q4_0", 2, 32, 18, "A8x32"),
+        ("Q2_K", 10, 256, 84, "A8x256"),
+        ("Q3_K", 11, 256, 110, "A8x256"),
         ("Q4_K", 12, 256, 144, "A8x256"),
+        ("Q5_K", 13, 256, 176, "A8x256"),
         ("Q6_K", 14, 256, 210, "A8x256"),
+        ("IQ1_S", 19, 256, 50, "A8x256"),
+        ("IQ1_M", 29, 256, 56, "A8x256"),
+        ("IQ2_XXS", 16, 256, 66, "A8x256"),
+        ("IQ2_XS", 17, 256, 74, "A8x256"),
+        ("IQ2_S", 22, 256, 82, "A8x256"),
+        ("IQ3_XXS", 18, 256, 98, "A8x256"),
+        ("IQ3_S", 21, 256, 110, "A8x256"),
+        ("IQ4_NL", 20, 32, 18, "A8x32"),
+        ("IQ4_XS", 23, 256, 136, "A8x256"),
         # Plain types: indices, packed codes and scale planes.
         ("E8M0", None, 1, 1, None),
         ("BOOL", None, 1, 1, None),
@@ -98,19 +110,7 @@ def _table() -> Mapping[str, BlockFormat]:
         ("Q5_0", 6, 32, 22, None),
         ("Q5_1", 7, 32, 24, None),
         ("Q8_1", 9, 32, 36, None),
-        ("Q2_K", 10, 256, 84, None),
-        ("Q3_K", 11, 256, 110, None),
-        ("Q5_K", 13, 256, 176, None),
         ("Q8_K", 15, 256, 292, None),
-        ("IQ2_XXS", 16, 256, 66, None),
-        ("IQ2_XS", 17, 256, 74, None),
-        ("IQ3_XXS", 18, 256, 98, None),
-        ("IQ1_S", 19, 256, 50, None),
-        ("IQ4_NL", 20, 32, 18, None),
-        ("IQ3_S", 21, 256, 110, None),
-        ("IQ2_S", 22, 256, 82, None),
-        ("IQ4_XS", 23, 256, 136, None),
-        ("IQ1_M", 29, 256, 56, None),
         ("TQ1_0", 34, 256, 54, None),
         ("TQ2_0", 35, 256, 66, None),
         ("NVFP4", 40, 64, 36, None),
@@ -142,7 +142,7 @@ def row_bytes(format: str, cols: int) -> int:
 
 
 def has_codec(format: str) -> bool:
-    """Whether `decode` and `encode` know this type; the others can be listed and copied only."""
+    """Whether `decode` knows this type; the others can be listed and copied only."""
     return format_of(format).name in _CODECS
 
 
@@ -174,11 +174,15 @@ def encode(format: str, x: Floats) -> Bytes:
     """Rounds float32 [rows, cols] to `format`; returns uint8 [rows, row_bytes(format, cols)].
 
     F16 and BF16 round to nearest, ties to even; Q8_0 rounds ties away from zero and Q4_0 as GGML does, so
-    both give GGML's bytes; MXFP4 and FP8 follow the checkpoint rules of `microfloats`; Q4_K and Q6_K search
-    (`kquants`). FP8_E4M3 and MXFP4_PAIRS round the values as they are, without a scale. Raises NumericError
-    for values that are not finite or that the format cannot hold, RequestError for sizes that do not fit.
+    both give GGML's bytes; MXFP4 and FP8 follow the checkpoint rules of `microfloats`; K-quants and IQ4 search
+    (`fitting`). FP8_E4M3 and MXFP4_PAIRS round the values as they are, without a scale. Raises NumericError
+    for values that are not finite or that the format cannot hold, RequestError for sizes that do not fit and for
+    the grid formats (IQ1, IQ2, IQ3), which are only read.
     """
     codec, entry = _codec_of(format), format_of(format)
+    if codec.encode is None:
+        writable = ", ".join(name for name, known in _CODECS.items() if known.encode is not None)
+        raise RequestError(f"format {format} can be read but not encoded; those that can are {writable}")
     if x.ndim != 2 or x.dtype != np.float32:
         raise RequestError(f"encode wants float32 [rows, cols]; got {x.dtype} {list(x.shape)}")
     rows, cols = x.shape
@@ -194,7 +198,7 @@ def encode(format: str, x: Floats) -> Bytes:
 
 class _Codec(NamedTuple):
     decode: Callable[[Bytes], Floats]  # uint8 [n, block_bytes] -> float32 [n, block]
-    encode: Callable[[Floats], Bytes]  # the way back
+    encode: Callable[[Floats], Bytes] | None = None  # the way back
 
 
 def _codec_of(format: str) -> _Codec:
@@ -321,7 +325,19 @@ _CODECS: Final[Mapping[str, _Codec]] = MappingProxyType(
         "MXFP4_PAIRS": _Codec(_decode_pair_codes, _encode_pair_codes),
         "Q8_0": _Codec(_decode_q8_0, _encode_q8_0),
         "Q4_0": _Codec(_decode_q4_0, _encode_q4_0),
+        "Q2_K": _Codec(kquants.decode_q2_k, kquants.encode_q2_k),
+        "Q3_K": _Codec(kquants.decode_q3_k, kquants.encode_q3_k),
         "Q4_K": _Codec(kquants.decode_q4_k, kquants.encode_q4_k),
+        "Q5_K": _Codec(kquants.decode_q5_k, kquants.encode_q5_k),
         "Q6_K": _Codec(kquants.decode_q6_k, kquants.encode_q6_k),
+        "IQ1_S": _Codec(iquants.decode_iq1_s),
+        "IQ1_M": _Codec(iquants.decode_iq1_m),
+        "IQ2_XXS": _Codec(iquants.decode_iq2_xxs),
+        "IQ2_XS": _Codec(iquants.decode_iq2_xs),
+        "IQ2_S": _Codec(iquants.decode_iq2_s),
+        "IQ3_XXS": _Codec(iquants.decode_iq3_xxs),
+        "IQ3_S": _Codec(iquants.decode_iq3_s),
+        "IQ4_NL": _Codec(iquants.decode_iq4_nl, iquants.encode_iq4_nl),
+        "IQ4_XS": _Codec(iquants.decode_iq4_xs, iquants.encode_iq4_xs),
     }
 )

@@ -16,20 +16,9 @@ import numpy.typing as npt
 
 from finback import native
 from finback.errors import ModelFileError, UnsupportedModelError
-from finback.formats.blocks import FORMATS, decode
+from finback.formats.blocks import FORMATS, decode, has_codec
 from finback.weights.ledger import Ledger
 from finback.weights.tensors import Checkpoint, ExpertStack, Plane, Weight
-
-_PLAIN = (
-    "F32",
-    "F16",
-    "BF16",
-    "Q8_0",
-    "Q4_0",
-    "Q4_K",
-    "Q6_K",
-    "MXFP4",
-)  # formats a vector can be decoded from
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,9 +151,9 @@ class NativeWeights:
     def vector(self, name: str) -> NativeVector:
         """The values, decoded to f32."""
         w = self._checkpoint.weight(name)
-        if w.format not in _PLAIN:
+        if w.scale is not None or w.format not in FORMATS or not has_codec(w.format):
             raise self._unsupported(
-                w.data.file, name, f"is stored as {w.format}; vectors may be {', '.join(_PLAIN)}"
+                w.data.file, name, f"is stored as {w.format}; vectors are of a type without a scale plane, as BF16"
             )
         cols = w.shape[-1] if w.shape else 1
         rows = math.prod(w.shape[:-1])

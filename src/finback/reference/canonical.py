@@ -2,11 +2,11 @@
 
 Owns sections 4 to 6 and the integer dot of section 11; `floats` owns 2 and 3. Everything is vectorised over
 outputs and loops in Python over what the page puts in order. Refuses formats without a kernel (KeyError from
-the table below). """
+the table of readers). """
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,6 @@ from finback.reference.arithmetic import Array, Ints
 from finback.reference.floats import F32, LANES
 from finback.reference.matrix import Matrix
 from finback.reference.rows import index_codes, round_bf16
-
-INT8_BLOCK: Final = {"Q8_0": 32, "Q4_0": 32, "MXFP4": 32, "MXFP4_PAIRS": 32, "Q4_K": 256, "Q6_K": 256}
-"""Values under one scale of the int8 encoding (A8x32, A8x256) that a block format's products take."""
 
 
 def pack_int8(x: F32, block: int) -> tuple[Ints, F32]:
