@@ -223,7 +223,7 @@ void digest_products(const Table& table, const Matrix& w, const Matrix* tiles, i
         Random random(static_cast<uint64_t>(1000 * f + n));
         const Inputs x(table, random, encoding_of(w.format), w.cols, n);
         line("linear", format_name(w.format), "rows", name_of(w, n), seed, product(table.linear[f], w, x, n));
-        if (tiles && table.linear_tiles[f])
+        if (tiles)
             line("linear", format_name(w.format), "tiles", name_of(w, n), seed,
                  product(table.linear_tiles[f], *tiles, x, n));
     }
@@ -253,9 +253,15 @@ void digest_matrix(const Table& table, Format format, int64_t rows, int64_t cols
         hash.number(table.make_resident[f](w, 0, middle, copy.bytes()));
         hash.number(table.make_resident[f](w, middle, rows, copy.bytes()));
         hash.bytes(copy.bytes(), copy.size());
-        line("make_resident", format_name(format), "tiles", name_of(w, 0), seed, hash);
+        const char* layout = resident_layout(format) == Layout::TILES ? "tiles" : "rows";
+        line("make_resident", format_name(format), layout, name_of(w, 0), seed, hash);
+        // Tiles are made of weights that were found to be finite; rows are read as they are.
+        if (resident_layout(format) == Layout::ROWS || seed == static_cast<int>(Spread::BROKEN)) {
+            digest_products(table, w, nullptr, seed);
+            continue;
+        }
         Matrix tiles = w;
-        tiles.layout = resident_layout(format);
+        tiles.layout = Layout::TILES;
         tiles.data = copy.bytes();
         digest_products(table, w, &tiles, seed);
     }
