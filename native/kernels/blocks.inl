@@ -164,6 +164,16 @@ struct UnpackMXFP4Pairs {  // safetensors order: byte i holds columns 2i and 2i 
 //
 #include "kernels/blocks_grids.inl"
 
+// The unpacked form of a format by the columns of its blocks.
+template <int kColumns>
+struct BlockOf {
+    using type = Codes256;
+};
+template <>
+struct BlockOf<32> {
+    using type = Codes32;
+};
+
 // ---- float formats: weight i of a row
 
 struct LoadF32 {

@@ -20,6 +20,10 @@ FINBACK_INLINE void store_codes(uint8_t* p, codes v) {
     _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(p), v.lo);
     _mm256_storeu_si256(reinterpret_cast<__m256i_u*>(p + 32), v.hi);
 }
+FINBACK_INLINE codes fill_codes(uint8_t b) {
+    const __m256i v = _mm256_set1_epi8(static_cast<char>(b));
+    return {v, v};
+}
 FINBACK_INLINE codes operator|(codes a, codes b) {
     return {_mm256_or_si256(a.lo, b.lo), _mm256_or_si256(a.hi, b.hi)};
 }
@@ -106,6 +110,11 @@ template <int kByte>
 FINBACK_INLINE scales signed_scales(i32x16 v) {
     return {_mm256_srai_epi16(double_byte<kByte>(v.lo, true), 8),
             _mm256_srai_epi16(double_byte<kByte>(v.hi, true), 8)};
+}
+
+FINBACK_INLINE scales minus(scales f, int16_t b) {
+    const __m256i v = _mm256_set1_epi16(b);
+    return {_mm256_sub_epi16(f.lo, v), _mm256_sub_epi16(f.hi, v)};
 }
 
 // total + scale * s

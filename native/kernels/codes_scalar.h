@@ -16,6 +16,11 @@ FINBACK_INLINE codes load_codes(const uint8_t* p) {
     return c;
 }
 FINBACK_INLINE void store_codes(uint8_t* p, codes c) { memcpy(p, c.v, 64); }
+FINBACK_INLINE codes fill_codes(uint8_t b) {
+    codes c;
+    memset(c.v, b, 64);
+    return c;
+}
 FINBACK_INLINE codes operator|(codes a, codes b) {
     for (int i = 0; i < 64; i++) a.v[i] = static_cast<uint8_t>(a.v[i] | b.v[i]);
     return a;
@@ -81,6 +86,7 @@ template <int kByte>
 FINBACK_INLINE scales signed_scales(i32x16 v) {
     FINBACK_LANES(i32x16, static_cast<int8_t>(v.v[i] >> (8 * kByte) & 255));
 }
+FINBACK_INLINE scales minus(scales f, int16_t b) { FINBACK_LANES(i32x16, f.v[i] - b); }
 FINBACK_INLINE i32x16 multiply(i32x16 a, int32_t b) { FINBACK_LANES(i32x16, a.v[i] * b); }
 FINBACK_INLINE i32x16 add_scaled(i32x16 total, sum s, scales f) {
     FINBACK_LANES(i32x16, total.v[i] + s.v[i] * f.v[i]);

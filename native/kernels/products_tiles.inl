@@ -424,14 +424,13 @@ void linear_tiles(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* co
 }  // namespace tiled
 
 constexpr void fill_tiles(Table& t) {
-    const auto set = [&t]<class F>() {
-        t.linear_tiles[static_cast<int>(F::kFormat)] = tiled::linear_tiles<F>;
+    const auto set = [&t](auto... formats) {
+        (..., (t.linear_tiles[static_cast<int>(decltype(formats)::kFormat)] = tiled::linear_tiles<decltype(formats)>));
     };
-    set.template operator()<tiles::Q8_0>();
-    set.template operator()<tiles::Q4_0>();
-    set.template operator()<tiles::MXFP4>();
-    set.template operator()<tiles::Q4_K>();
-    set.template operator()<tiles::Q6_K>();
+    set(tiles::Q8_0{}, tiles::Q4_0{}, tiles::MXFP4{}, tiles::IQ4_NL{});
+    set(tiles::Q2_K{}, tiles::Q3_K{}, tiles::Q4_K{}, tiles::Q5_K{}, tiles::Q6_K{});
+    set(tiles::IQ1_S{}, tiles::IQ1_M{}, tiles::IQ2_XXS{}, tiles::IQ2_XS{}, tiles::IQ2_S{});
+    set(tiles::IQ3_XXS{}, tiles::IQ3_S{}, tiles::IQ4_XS{});
     t.linear_tiles[static_cast<int>(Format::MXFP4_PAIRS)] = tiled::linear_tiles<tiles::MXFP4>;
     make::fill_make_resident(t);
 }

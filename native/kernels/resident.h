@@ -27,6 +27,7 @@ struct TileShape {
 
 static constexpr TileShape tile_shape(Format f) {
     constexpr int64_t kHalves = 2 * kTileRows;  // an f16 for each row
+    constexpr int64_t kWord = 4 * kTileRows;    // four bytes for each row
     switch (f) {
         case Format::MXFP4:
         case Format::MXFP4_PAIRS:
@@ -34,27 +35,34 @@ static constexpr TileShape tile_shape(Format f) {
         case Format::Q8_0:
             return {32, kHalves, 512};
         case Format::Q4_0:
+        case Format::IQ4_NL:
             return {32, kHalves, 256};
+        case Format::Q2_K:
+            return {256, 2 * kHalves + 4 * kWord, 1024};
+        case Format::Q3_K:
+            return {256, kHalves + 3 * kWord, 1536};
         case Format::Q4_K:
-            return {256, 2 * kHalves + 192, 2048};
+            return {256, 2 * kHalves + 3 * kWord, 2048};
+        case Format::Q5_K:
+            return {256, 2 * kHalves + 3 * kWord, 2560};
         case Format::Q6_K:
-            return {256, kHalves + 256, 3072};
+            return {256, kHalves + 4 * kWord, 3072};
+        case Format::IQ1_S:
+        case Format::IQ2_XXS:
+            return {256, kHalves + kWord, 1536};
+        case Format::IQ1_M:
+        case Format::IQ2_XS:
+        case Format::IQ2_S:
+            return {256, kHalves + 2 * kWord, 1536};
+        case Format::IQ3_XXS:
+        case Format::IQ3_S:
+            return {256, kHalves + kWord, 2048};
+        case Format::IQ4_XS:
+            return {256, kHalves + 2 * kWord, 2048};
         case Format::F32:
         case Format::F16:
         case Format::BF16:
         case Format::FP8_E4M3:
-        case Format::Q2_K:
-        case Format::Q3_K:
-        case Format::Q5_K:
-        case Format::IQ1_S:
-        case Format::IQ1_M:
-        case Format::IQ2_XXS:
-        case Format::IQ2_XS:
-        case Format::IQ2_S:
-        case Format::IQ3_XXS:
-        case Format::IQ3_S:
-        case Format::IQ4_NL:
-        case Format::IQ4_XS:
         case Format::COUNT:
             break;
     }

@@ -48,120 +48,114 @@ inline uint8_t& word_byte(uint8_t* words, int row, int i) { return words[64 * (i
 
 inline bool finite(float x) { return blocks::is_below(x, blocks::kNotFinite); }
 
-// A format's unpacked block, how a number becomes a code, and how a row's scales go into the head of its
-// block. scale() returns whether they are finite.
+// The scales of one row into the head of its block, by the kind of head. Returns whether they are finite.
 
-struct Q8_0 {
-    using Tile = tiles::Q8_0;
-    using Unpack = blocks::UnpackQ8_0;
-    using Block = blocks::Codes32;
-    static uint8_t code(int v) { return static_cast<uint8_t>(v + 128); }
-    static bool scale(const Block& c, int row, uint8_t* head) {
-        put_half(head, row, c.d);
-        return finite(c.d);
+inline bool put_scales(tiles::HalfHead, const blocks::Codes32& c, int row, uint8_t* head) {
+    put_half(head, row, c.d);
+    return finite(c.d);
+}
+inline bool put_scales(tiles::E8M0Head, const blocks::Codes32& c, int row, uint8_t* head) {
+    const uint32_t bits = blocks::bits_of_f32(c.d);  // 2^(b-128) back to b
+    head[row] = static_cast<uint8_t>(bits < 0x00800000u ? bits >> 22 : (bits >> 23) + 1);
+    return finite(c.d);
+}
+
+// Blocks of 256 repeat the scale of a group of 32.
+inline uint8_t byte_of(int v) { return static_cast<uint8_t>(v); }
+
+inline bool put_scales(tiles::SixBitHead, const blocks::Codes256& c, int row, uint8_t* head) {
+    put_half(head, row, c.d);
+    put_half(head + 32, row, c.dmin);
+    uint8_t* words = head + 64;
+    for (int j = 0; j < 4; j++) {
+        const int sc = c.sc[2 * j], sc4 = c.sc[2 * j + 8], m = c.m[2 * j], m4 = c.m[2 * j + 8];
+        word_byte(words, row, j) = byte_of(sc | (sc4 >> 4) << 6);
+        word_byte(words, row, 4 + j) = byte_of(m | (m4 >> 4) << 6);
+        word_byte(words, row, 8 + j) = byte_of((sc4 & 15) | (m4 & 15) << 4);
     }
-};
+    return finite(c.d) && finite(c.dmin);
+}
+inline bool put_scales(tiles::FourBitHead, const blocks::Codes256& c, int row, uint8_t* head) {
+    put_half(head, row, c.d);
+    put_half(head + 32, row, c.dmin);
+    for (int g = 0; g < 16; g++) word_byte(head + 64, row, g) = byte_of(c.sc[g] | c.m[g] << 4);
+    return finite(c.d) && finite(c.dmin);
+}
+template <int group>
+bool put_scales(tiles::SignedHead<group>, const blocks::Codes256& c, int row, uint8_t* head) {
+    put_half(head, row, c.d);
+    for (int g = 0; g < 256 / group; g++) word_byte(head + 32, row, g) = byte_of(c.sc[g * group / 16]);
+    return finite(c.d);
+}
+inline bool put_scales(tiles::SixBitSignedHead, const blocks::Codes256& c, int row, uint8_t* head) {
+    put_half(head, row, c.d);
+    for (int i = 0; i < 12; i++) {
+        const int top = (c.sc[12 + i % 4] + 32) >> (2 * (i / 4)) & 3;
+        word_byte(head + 32, row, i) = byte_of((c.sc[i] + 32) | top << 6);
+    }
+    return finite(c.d);
+}
+template <int group, int parts>
+bool put_scales(tiles::OddHead<group, parts>, const blocks::Codes256& c, int row, uint8_t* head) {
+    put_half(head, row, c.d * parts);
+    for (int g = 0; g < 256 / group; g += 2) {
+        const int low = c.sc[g * group / 16] / 2, high = c.sc[(g + 1) * group / 16] / 2;  // (2 s + 1) / 2 is s
+        word_byte(head + 32, row, g / 2) = byte_of(low | high << 4);
+    }
+    return finite(c.d);
+}
 
-struct Q4_0 : Q8_0 {
-    using Tile = tiles::Q4_0;
-    using Unpack = blocks::UnpackQ4_0;
-    static uint8_t code(int v) { return static_cast<uint8_t>(v + 8); }
-};
+// ---- codes: a number plus the bias, or the place where a table has that
 
-// Place of each number in a table of sixteen entries that hold numbers plus `bias`.
 struct Places {
     uint8_t at[256];
 };
-constexpr Places places_in(const uint8_t* table) {
+constexpr Places places_in(const uint8_t* numbers) {
     Places p{};
-    for (int i = 15; i >= 0; i--) p.at[table[i]] = static_cast<uint8_t>(i);
+    for (int i = 0; i < 256; i++) p.at[i] = static_cast<uint8_t>(i);
+    for (int i = 15; numbers && i >= 0; i--) p.at[numbers[i]] = static_cast<uint8_t>(i);
     return p;
 }
 
-template <class Unpacker>
-struct MXFP4From {
-    using Tile = tiles::MXFP4;
-    using Unpack = Unpacker;
-    using Block = blocks::Codes32;
-    static constexpr Places kPlaces = places_in(tiles::kE2M1);
-    static uint8_t code(int v) { return kPlaces.at[v + 12]; }
-    static bool scale(const Block& c, int row, uint8_t* head) {  // 2^(b-128) back to b
-        const uint32_t bits = blocks::bits_of_f32(c.d);
-        head[row] = static_cast<uint8_t>(bits < 0x00800000u ? bits >> 22 : (bits >> 23) + 1);
-        return finite(c.d);
-    }
-};
-
-struct Q4_K {
-    using Tile = tiles::Q4_K;
-    struct Block : blocks::CodesQ4_K {};
-    struct Unpack {
-        static void block(const Matrix& w, int64_t r, int64_t b, Block& out) { blocks::unpack(w, r, b, out); }
-    };
-    static uint8_t code(int v) { return static_cast<uint8_t>(v); }
-    static bool scale(const Block& c, int row, uint8_t* head) {
-        put_half(head, row, c.d);
-        put_half(head + 32, row, c.dmin);
-        uint8_t* words = head + 64;  // blocks::unpack_scales, backwards
-        for (int j = 0; j < 4; j++) {
-            word_byte(words, row, j) = static_cast<uint8_t>(c.sc[j] | (c.sc[4 + j] >> 4) << 6);
-            word_byte(words, row, 4 + j) = static_cast<uint8_t>(c.m[j] | (c.m[4 + j] >> 4) << 6);
-            word_byte(words, row, 8 + j) = static_cast<uint8_t>((c.sc[4 + j] & 15) | (c.m[4 + j] & 15) << 4);
-        }
-        return finite(c.d) && finite(c.dmin);
-    }
-};
-
-struct Q6_K {
-    using Tile = tiles::Q6_K;
-    struct Block : blocks::CodesQ6_K {};
-    struct Unpack {
-        static void block(const Matrix& w, int64_t r, int64_t b, Block& out) { blocks::unpack(w, r, b, out); }
-    };
-    static uint8_t code(int v) { return static_cast<uint8_t>(v + 32); }
-    static bool scale(const Block& c, int row, uint8_t* head) {
-        put_half(head, row, c.d);
-        for (int j = 0; j < 16; j++) word_byte(head + 32, row, j) = static_cast<uint8_t>(c.sc[j]);
-        return finite(c.d);
-    }
-};
-
 // ---- the walk
 
-template <class M>
+template <class F, class Unpack>
 bool make_block(const Matrix& w, int64_t row0, int64_t b, uint8_t* head, uint8_t* codes) {
-    using Tile = typename M::Tile;
-    alignas(64) uint8_t rows[kTileRows][Tile::kColumns];
+    static constexpr Places kPlaces = places_in(F::kNumbers);
+    using Block = typename blocks::BlockOf<F::kColumns>::type;
+    alignas(64) uint8_t rows[kTileRows][F::kColumns];
     bool good = true;
     for (int i = 0; i < kTileRows; i++) {
-        typename M::Block c{};  // rows beyond the last are zeros
-        if (row0 + i < w.rows) M::Unpack::block(w, row0 + i, b, c);
-        good &= M::scale(c, i, head);
-        for (int k = 0; k < Tile::kColumns; k++) rows[i][k] = M::code(c.code[k]);
+        Block c{};  // rows beyond the last are zeros
+        if (row0 + i < w.rows) Unpack::block(w, row0 + i, b, c);
+        good &= put_scales(F{}, c, i, head);
+        for (int k = 0; k < F::kColumns; k++) rows[i][k] = static_cast<uint8_t>(c.code[k] + F::kBias);
+        if constexpr (F::kNumbers != nullptr) {
+            for (int k = 0; k < F::kColumns; k++) rows[i][k] = kPlaces.at[rows[i][k]];
+        }
     }
-    for (int s = 0; s < Tile::kColumns / 32; s++) {
+    for (int s = 0; s < F::kColumns / 32; s++) {
         Step step;
         for (int r = 0; r < 8; r++) {
-            for (int i = 0; i < kTileRows; i++)
-                __builtin_memcpy(step.reg[r] + 4 * i, rows[i] + 32 * s + 4 * r, 4);
+            for (int i = 0; i < kTileRows; i++) __builtin_memcpy(step.reg[r] + 4 * i, rows[i] + 32 * s + 4 * r, 4);
         }
-        put_planes(step, typename Tile::Stored{}, codes + s * Tile::kStep);
+        put_planes(step, typename F::Stored{}, codes + s * F::kStep);
     }
     return good;
 }
 
-template <class M>
+template <class F, class Unpack>
 bool make_tiles(const Matrix& w, int64_t row0, int64_t row1, uint8_t* to) {
-    using Tile = typename M::Tile;
-    constexpr TileShape shape = tile_shape(Tile::kFormat);
-    const int64_t width = w.cols / Tile::kColumns, bytes = tile_bytes(shape, w.cols);
+    constexpr TileShape shape = tile_shape(F::kFormat);
+    static_assert(shape.codes == F::kColumns / 32 * F::kStep && shape.columns == F::kColumns);
+    const int64_t width = w.cols / F::kColumns, bytes = tile_bytes(shape, w.cols);
     bool good = true;
     for (int64_t r = row0; r < row1; r += kTileRows) {
         uint8_t* heads = to + r / kTileRows * bytes;
         uint8_t* codes = heads + tile_codes(shape, w.cols);
         for (uint8_t* pad = heads + width * shape.head; pad < codes; pad++) *pad = 0;
         for (int64_t b = 0; b < width; b++) {
-            good &= make_block<M>(w, r, b, heads + b * shape.head, codes + b * shape.codes);
+            good &= make_block<F, Unpack>(w, r, b, heads + b * shape.head, codes + b * shape.codes);
         }
     }
     return good;
@@ -202,12 +196,27 @@ constexpr void fill_make_resident(Table& t) {
     set(Format::F16, make_rows<FloatWeights<blocks::LoadF16>, 2>);
     set(Format::BF16, make_rows<FloatWeights<blocks::LoadBF16>, 2>);
     set(Format::FP8_E4M3, make_rows<Fp8Weights, 1>);
-    set(Format::MXFP4, make_tiles<MXFP4From<blocks::UnpackMXFP4>>);
-    set(Format::MXFP4_PAIRS, make_tiles<MXFP4From<blocks::UnpackMXFP4Pairs>>);
-    set(Format::Q8_0, make_tiles<Q8_0>);
-    set(Format::Q4_0, make_tiles<Q4_0>);
-    set(Format::Q4_K, make_tiles<Q4_K>);
-    set(Format::Q6_K, make_tiles<Q6_K>);
+    const auto tile = [&t]<class F, class Unpack>(F, Unpack) {
+        t.make_resident[static_cast<int>(F::kFormat)] = make_tiles<F, Unpack>;
+    };
+    tile(tiles::Q8_0{}, blocks::UnpackQ8_0{});
+    tile(tiles::Q4_0{}, blocks::UnpackQ4_0{});
+    tile(tiles::MXFP4{}, blocks::UnpackMXFP4{});
+    tile(tiles::IQ4_NL{}, blocks::UnpackIQ4_NL{});
+    tile(tiles::Q2_K{}, blocks::UnpackQ2_K{});
+    tile(tiles::Q3_K{}, blocks::UnpackQ3_K{});
+    tile(tiles::Q4_K{}, blocks::UnpackQ4_K{});
+    tile(tiles::Q5_K{}, blocks::UnpackQ5_K{});
+    tile(tiles::Q6_K{}, blocks::UnpackQ6_K{});
+    tile(tiles::IQ1_S{}, blocks::UnpackIQ1_S{});
+    tile(tiles::IQ1_M{}, blocks::UnpackIQ1_M{});
+    tile(tiles::IQ2_XXS{}, blocks::UnpackIQ2_XXS{});
+    tile(tiles::IQ2_XS{}, blocks::UnpackIQ2_XS{});
+    tile(tiles::IQ2_S{}, blocks::UnpackIQ2_S{});
+    tile(tiles::IQ3_XXS{}, blocks::UnpackIQ3_XXS{});
+    tile(tiles::IQ3_S{}, blocks::UnpackIQ3_S{});
+    tile(tiles::IQ4_XS{}, blocks::UnpackIQ4_XS{});
+    set(Format::MXFP4_PAIRS, make_tiles<tiles::MXFP4, blocks::UnpackMXFP4Pairs>);
 }
 
 }  // namespace make
