@@ -17,6 +17,7 @@ struct codes {
 
 FINBACK_INLINE codes load_codes(const uint8_t* p) { return {load512(p)}; }
 FINBACK_INLINE void store_codes(uint8_t* p, codes c) { _mm512_storeu_si512(p, c.v); }
+FINBACK_INLINE codes fill_codes(uint8_t b) { return {_mm512_set1_epi8(static_cast<char>(b))}; }
 FINBACK_INLINE codes operator|(codes a, codes b) { return {_mm512_or_si512(a.v, b.v)}; }
 
 // (byte >> kRight) & kMask; to the left where kRight is negative. The mask keeps the neighbour's bits out.
@@ -83,6 +84,7 @@ FINBACK_INLINE scales signed_scales(i32x16 v) {
     return {_mm512_srai_epi16(double_byte<kByte>(v.v, true), 8)};
 }
 
+FINBACK_INLINE scales minus(scales f, int16_t b) { return {_mm512_sub_epi16(f.v, _mm512_set1_epi16(b))}; }
 FINBACK_INLINE i32x16 multiply(i32x16 a, int32_t b) {
     return {_mm512_mullo_epi32(a.v, _mm512_set1_epi32(b))};
 }

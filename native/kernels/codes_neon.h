@@ -23,6 +23,7 @@ FINBACK_INLINE codes load_codes(const uint8_t* p) { FINBACK_REGISTERS(codes, vld
 FINBACK_INLINE void store_codes(uint8_t* p, codes c) {
     for (int i = 0; i < 4; ++i) vst1q_u8(p + 16 * i, c.v[i]);
 }
+FINBACK_INLINE codes fill_codes(uint8_t b) { FINBACK_REGISTERS(codes, vdupq_n_u8(b)); }
 FINBACK_INLINE codes operator|(codes a, codes b) { FINBACK_REGISTERS(codes, vorrq_u8(a.v[i], b.v[i])); }
 
 // (byte >> kRight) & kMask; to the left where kRight is negative.
@@ -82,6 +83,7 @@ template <int kByte>
 FINBACK_INLINE scales signed_scales(i32x16 v) {
     FINBACK_REGISTERS(i32x16, vshrq_n_s32(vshlq_n_s32(v.v[i], 24 - 8 * kByte), 24));
 }
+FINBACK_INLINE scales minus(scales f, int16_t b) { return f - broadcast(int32_t{b}); }
 FINBACK_INLINE i32x16 multiply(i32x16 a, int32_t b) { FINBACK_REGISTERS(i32x16, vmulq_n_s32(a.v[i], b)); }
 FINBACK_INLINE i32x16 add_scaled(i32x16 total, sum s, scales f) {
     FINBACK_REGISTERS(i32x16, vmlaq_s32(total.v[i], s.v[i], f.v[i]));

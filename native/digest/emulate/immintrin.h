@@ -5,12 +5,14 @@
 // since these units are built without the AVX-512 flags.
 #pragma once
 #include_next <immintrin.h>
+#define SIMDE_NO_INLINE  // inlined a thousand times they take minutes to compile
 #include <simde/x86/avx512.h>
 
 #define __m512 simde__m512
 #define __m512i simde__m512i
 
 namespace finback_emulate {
+namespace {
 
 template <class To, class From>
 inline To same_bytes(const From& from) {
@@ -38,61 +40,64 @@ inline Vector each(F f) {
 }
 
 // Nearest even by the mode of the processor, as the instruction does.
-inline __m512i cvtps_epi32(__m512 a) {
+[[gnu::noinline, maybe_unused]] static __m512i cvtps_epi32(__m512 a) {
     const Lanes<float> x = lanes<float>(a);
     return each<__m512i, int32_t>([&](int i) { return _mm_cvtss_si32(_mm_set_ss(x.v[i])); });
 }
-inline __m512 cvtepi32_ps(__m512i a) {
+[[gnu::noinline, maybe_unused]] static __m512 cvtepi32_ps(__m512i a) {
     const Lanes<int32_t> x = lanes<int32_t>(a);
     return each<__m512, float>([&](int i) { return static_cast<float>(x.v[i]); });
 }
-inline __m512i srai_epi32(__m512i a, int n) {
+[[gnu::noinline, maybe_unused]] static __m512i srai_epi32(__m512i a, int n) {
     const Lanes<int32_t> x = lanes<int32_t>(a);
     return each<__m512i, int32_t>([&](int i) { return x.v[i] >> n; });
 }
-inline __m512i cvtepu8_epi32(__m128i a) {
+[[gnu::noinline, maybe_unused]] static __m512i cvtepu8_epi32(__m128i a) {
     const Lanes<uint8_t> x = lanes<uint8_t>(a);
     return each<__m512i, int32_t>([&](int i) { return int32_t{x.v[i]}; });
 }
-inline __m512i cvtepu16_epi32(__m256i a) {
+[[gnu::noinline, maybe_unused]] static __m512i cvtepu16_epi32(__m256i a) {
     const Lanes<uint16_t> x = lanes<uint16_t>(a);
     return each<__m512i, int32_t>([&](int i) { return int32_t{x.v[i]}; });
 }
-inline __m128i cvtepi32_epi8(__m512i a) {
+[[gnu::noinline, maybe_unused]] static __m128i cvtepi32_epi8(__m512i a) {
     const Lanes<int32_t> x = lanes<int32_t>(a);
     return each<__m128i, uint8_t>([&](int i) { return static_cast<uint8_t>(x.v[i]); });
 }
-inline __m256i cvtepi32_epi16(__m512i a) {
+[[gnu::noinline, maybe_unused]] static __m256i cvtepi32_epi16(__m512i a) {
     const Lanes<int32_t> x = lanes<int32_t>(a);
     return each<__m256i, uint16_t>([&](int i) { return static_cast<uint16_t>(x.v[i]); });
 }
-inline __m512 cvtph_ps(__m256i a) {
+[[gnu::noinline, maybe_unused]] static __m512 cvtph_ps(__m256i a) {
     const Lanes<uint16_t> x = lanes<uint16_t>(a);
     return each<__m512, float>([&](int i) { return _mm_cvtss_f32(_mm_cvtph_ps(_mm_cvtsi32_si128(x.v[i]))); });
 }
-inline __m512 permute_ps(__m512 a, int control) {
+[[gnu::noinline, maybe_unused]] static __m512 permute_ps(__m512 a, int control) {
     const Lanes<float> x = lanes<float>(a);
     return each<__m512, float>([&](int i) { return x.v[i / 4 * 4 + (control >> (2 * (i % 4)) & 3)]; });
 }
-inline __m256 extractf32x8_ps(__m512 a, int half) {
+[[gnu::noinline, maybe_unused]] static __m256 extractf32x8_ps(__m512 a, int half) {
     const Lanes<float> x = lanes<float>(a);
     __m256 r;
     __builtin_memcpy(&r, x.v + 8 * half, sizeof(r));
     return r;
 }
-inline __m512 maskz_loadu_ps(__mmask16 k, const void* p) {
+[[gnu::noinline, maybe_unused]] static __m512 maskz_loadu_ps(__mmask16 k, const void* p) {
     const float* from = static_cast<const float*>(p);
     return each<__m512, float>([&](int i) { return k >> i & 1 ? from[i] : 0.0f; });
 }
-inline void mask_storeu_ps(void* p, __mmask16 k, __m512 a) {
+[[gnu::noinline, maybe_unused]] static void mask_storeu_ps(void* p, __mmask16 k, __m512 a) {
     const Lanes<float> x = lanes<float>(a);
     for (int i = 0; i < 16; i++) {
         if (k >> i & 1) static_cast<float*>(p)[i] = x.v[i];
     }
 }
 
+}  // namespace
 }  // namespace finback_emulate
 
+#define _mm512_set1_epi16 simde_mm512_set1_epi16
+#define _mm512_sub_epi16 simde_mm512_sub_epi16
 #define _mm512_set1_epi32 simde_mm512_set1_epi32
 #define _mm512_storeu_ps simde_mm512_storeu_ps
 #define _mm512_shuffle_epi8 simde_mm512_shuffle_epi8
