@@ -19,6 +19,7 @@ void bind_kernels(nanobind::module_& m);         // Table's float functions, for
 void bind_kernels_linear(nanobind::module_& m);  // pack, linear, decode_row, for tests
 void bind_sample(nanobind::module_& m);
 void bind_memory(nanobind::module_& m);    // FileMap, Buffer, Matrix, MatrixStack, Value
+void bind_resident(nanobind::module_& m);  // resident copies of matrices
 void bind_sequence(nanobind::module_& m);  // KvLayout, Sequence, Batch
 void bind_program(nanobind::module_& m);   // Program
 

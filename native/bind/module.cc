@@ -64,6 +64,7 @@ NB_MODULE(_native, m) {
     m.def("pool_owner", &pool_owner);
     m.def("pool_workers", &pool_workers);
     bind_memory(m);
+    bind_resident(m);
     bind_sequence(m);
     bind_program(m);
     bind_kernels(m);

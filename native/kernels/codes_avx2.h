@@ -8,6 +8,10 @@
 #pragma once
 #include "kernels/vec_avx2.h"
 
+// What the products over codes are compiled with: everything in registers.
+#define FINBACK_HOT [[gnu::always_inline]] inline
+#define FINBACK_HOT_LAMBDA __attribute__((always_inline))
+
 namespace finback {
 namespace {
 
@@ -166,8 +170,8 @@ FINBACK_INLINE f32x16 load_e8m0_halves(const uint8_t* p) {
            broadcast(0.5f);
 }
 
-// Inputs that share a register of codes in the many-row kernel.
-constexpr int kShare = 4;
+// Inputs that may share a register of codes in the many-input walk, descending to 1.
+constexpr int kShares[] = {4, 2, 1};
 
 }  // namespace
 }  // namespace finback

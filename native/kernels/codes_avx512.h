@@ -8,6 +8,10 @@
 #pragma once
 #include "kernels/vec_avx512.h"
 
+// What the products over codes are compiled with: everything in registers.
+#define FINBACK_HOT [[gnu::always_inline]] inline
+#define FINBACK_HOT_LAMBDA __attribute__((always_inline))
+
 namespace finback {
 namespace {
 
@@ -112,9 +116,9 @@ FINBACK_INLINE f32x16 load_e8m0_halves(const uint8_t* p) {
     return as_floats(i32x16{_mm512_max_epi32(field.v, _mm512_set1_epi32(0x00400000))}) * broadcast(0.5f);
 }
 
-// Inputs that share a register of codes in the many-row kernel: two VNNI pipes of four or five cycles want
-// eight sums at least.
-constexpr int kShare = 8;
+// Inputs that may share a register of codes in the many-input walk, descending to 1: two VNNI pipes of four
+// or five cycles want eight sums at least.
+constexpr int kShares[] = {8, 4, 2, 1};
 
 }  // namespace
 }  // namespace finback

@@ -7,6 +7,10 @@
 #pragma once
 #include "kernels/vec_neon.h"
 
+// What the products over codes are compiled with: everything in registers.
+#define FINBACK_HOT [[gnu::always_inline]] inline
+#define FINBACK_HOT_LAMBDA __attribute__((always_inline))
+
 namespace finback {
 namespace {
 
@@ -122,8 +126,9 @@ FINBACK_INLINE f32x16 load_e8m0_halves(const uint8_t* p) {
 
 #undef FINBACK_REGISTERS
 
-// Inputs that share a register of codes in the many-row kernel: with four registers of rows, sixteen sums.
-constexpr int kShare = 4;
+// Inputs that may share a register of codes in the many-input walk, descending to 1: with four registers of
+// rows each, four are sixteen sums.
+constexpr int kShares[] = {4, 2, 1};
 
 }  // namespace
 }  // namespace finback

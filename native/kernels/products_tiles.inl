@@ -71,7 +71,7 @@ struct Tile {
 
 // use.template operator()<i>() for i = 0 .. n-1, written out.
 template <int n, int i = 0, class Use>
-FINBACK_INLINE void each(Use use) {
+FINBACK_HOT void each(Use use) {
     if constexpr (i < n) {
         use.template operator()<i>();
         each<n, i + 1>(use);
@@ -82,11 +82,11 @@ FINBACK_INLINE void each(Use use) {
 
 // Adds the products of one step of 32 columns, number p of its block, to `total`.
 template <class F, int p>
-FINBACK_INLINE i32x16 add_step(const uint8_t* head, const uint8_t* q, const int8_t* a, i32x16 total) {
+FINBACK_HOT i32x16 add_step(const uint8_t* head, const uint8_t* q, const int8_t* a, i32x16 total) {
     constexpr int kWhole = F::kGroup == 16 ? 4 : 8;  // registers under one scale
     if constexpr (F::kMaxCode == 255) {
         i32x16 part = broadcast(0);
-        F::codes_of(q, [&](int i, codes c) FINBACK_LAMBDA {
+        F::codes_of(q, [&](int i, codes c) FINBACK_HOT_LAMBDA {
             i32x16& to = F::kGroup ? part : total;
             to = dot(to, wide_of(c), four_of(a + 4 * i));
         });
@@ -98,7 +98,7 @@ FINBACK_INLINE i32x16 add_step(const uint8_t* head, const uint8_t* q, const int8
                                                               : kFit >= 2   ? 2
                                                                             : 1;
         sum s{};
-        F::codes_of(q, [&](int i, codes c) FINBACK_LAMBDA {
+        F::codes_of(q, [&](int i, codes c) FINBACK_HOT_LAMBDA {
             s = i % kRun == 0 ? dot(c, four_of(a + 4 * i)) : dot(s, c, four_of(a + 4 * i));
             if (i % kRun != kRun - 1) return;
             if constexpr (F::kGroup == 0) total = add_sum(total, s);
@@ -115,7 +115,7 @@ FINBACK_INLINE i32x16 add_step(const uint8_t* head, const uint8_t* q, const int8
 // Adds, for step p, the activation sums times what stands for a constant in the codes: the minimums, or the
 // scales (for the bias). `pair`: the sums of both halves of the step.
 template <class F, int p>
-FINBACK_INLINE i32x16 add_constant(const uint8_t* head, int32_t pair, i32x16 total) {
+FINBACK_HOT i32x16 add_constant(const uint8_t* head, int32_t pair, i32x16 total) {
     if constexpr (F::kMinimums && F::kGroup == 32) {
         const scales m = F::template minimum<p>(head);
         return add_pair(total, m, m, pair);
@@ -130,11 +130,11 @@ FINBACK_INLINE i32x16 add_constant(const uint8_t* head, int32_t pair, i32x16 tot
 }
 
 // acc = fma(f32(I), d * da, acc)
-FINBACK_INLINE f32x16 chain(i32x16 total, f32x16 d, float da, f32x16 acc) {
+FINBACK_HOT f32x16 chain(i32x16 total, f32x16 d, float da, f32x16 acc) {
     return fma(to_floats(total), d * broadcast(da), acc);
 }
 
-FINBACK_INLINE f32x16 negative(f32x16 x) { return broadcast(-0.0f) - x; }
+FINBACK_HOT f32x16 negative(f32x16 x) { return broadcast(-0.0f) - x; }
 
 inline int32_t word_at(const uint8_t* p) { return blocks::load<int32_t>(p); }
 
@@ -158,7 +158,7 @@ void add_tiles(const Tile<F>* tile, int64_t tiles, int64_t width, const uint8_t*
         } else {
             i32x16 products[kStreams], constants[kStreams];
             for (int i = 0; i < kStreams; i++) products[i] = constants[i] = broadcast(0);
-            each<8>([&]<int p>() FINBACK_LAMBDA {
+            each<8>([&]<int p>() FINBACK_HOT_LAMBDA {
                 for (int64_t i = 0; i < tiles; i++) {
                     const uint8_t* head = tile[i].head(b);
                     products[i] = add_step<F, p>(head, tile[i].step(8 * b + p), a + 32 * p, products[i]);
@@ -194,7 +194,14 @@ void tiles_for_one(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* x
 
 // ---- many inputs
 
-// Inputs of a pass side by side, in groups of T <= kShare (the last group smaller): for each step of 32
+// Inputs of a pass share registers in groups of a size the level has code for, the largest first.
+constexpr int64_t share_of(int64_t left) {
+    int i = 0;
+    while (kShares[i] > left) i++;
+    return kShares[i];
+}
+
+// Inputs of a pass side by side, group after group, T to a group: for each step of 32
 // columns, eight times T words of four codes; T words of sums; for each block T factors. One slab of columns.
 class Panel {
   public:
@@ -205,8 +212,8 @@ class Panel {
         sums_ = 8 * steps;
         factors_ = sums_ + steps;
         words_ = factors_ + factors;
-        for (int64_t g = 0; g < n; g += kShare) {
-            const int64_t share = smaller(kShare, n - g);
+        for (int64_t g = 0, share; g < n; g += share) {
+            share = share_of(n - g);
             int32_t* to = words(g);
             for (int64_t t = 0; t < share; t++) {
                 const uint8_t* from = x[g + t];
@@ -273,14 +280,15 @@ struct Chunk {
 };
 
 template <class F, class I>
-FINBACK_INLINE void read_chunk(const Tile<F>& tile, int64_t step, int64_t steps, Chunk<I>& c) {
+FINBACK_HOT void read_chunk(const Tile<F>& tile, int64_t step, int64_t steps, Chunk<I>& c) {
     if constexpr (F::kStep == 512) {
         c.code = tile.step(step);
     } else {
         c.code = c.read;
         for (int64_t s = 0; s < steps; s++) {
-            F::codes_of(tile.step(step + s),
-                        [&](int i, codes u) FINBACK_LAMBDA { store_codes(c.read + 512 * s + 64 * i, u); });
+            F::codes_of(tile.step(step + s), [&](int i, codes u) FINBACK_HOT_LAMBDA {
+                store_codes(c.read + 512 * s + 64 * i, u);
+            });
         }
     }
     constexpr int64_t kSteps = F::kColumns / kStepColumns;
@@ -290,7 +298,7 @@ FINBACK_INLINE void read_chunk(const Tile<F>& tile, int64_t step, int64_t steps,
         if constexpr (F::kMinimums) c.dmin[b] = negative(F::dmin(head));
         if constexpr (F::kGroup != 0) {
             constexpr int kGroups = 256 / F::kGroup;
-            each<kGroups>([&]<int g>() FINBACK_LAMBDA {
+            each<kGroups>([&]<int g>() FINBACK_HOT_LAMBDA {
                 c.scale[kGroups * b + g] = F::template scale<g>(head);
                 if constexpr (F::kMinimums) c.minimum[kGroups * b + g] = F::template minimum<g>(head);
             });
@@ -300,7 +308,7 @@ FINBACK_INLINE void read_chunk(const Tile<F>& tile, int64_t step, int64_t steps,
 
 // Products of step s of the chunk with T inputs, added to `total`.
 template <class I, int T>
-FINBACK_INLINE void add_products(const Chunk<I>& c, int64_t s, const int8_t* a, i32x16* total) {
+FINBACK_HOT void add_products(const Chunk<I>& c, int64_t s, const int8_t* a, i32x16* total) {
     constexpr int kWhole = I::kGroup == 16 ? 4 : 8;
     const uint8_t* code = c.code + 512 * s;
     if constexpr (I::kWide) {
@@ -338,8 +346,8 @@ FINBACK_INLINE void add_products(const Chunk<I>& c, int64_t s, const int8_t* a, 
 
 // `steps` steps of a chunk for T inputs. a, sums, factors: the panel's, from the chunk's first column on.
 template <class I, int T>
-void add_chunk(const Chunk<I>& c, int64_t steps, const int8_t* a, const int32_t* sums, const float* factors,
-               int bias, f32x16* acc) {
+[[gnu::noinline]] void add_chunk(const Chunk<I>& c, int64_t steps, const int8_t* a, const int32_t* sums,
+                                 const float* factors, int bias, f32x16* acc) {
     constexpr int64_t kSteps = I::kColumns / kStepColumns;
     f32x16 local[T];
     for (int t = 0; t < T; t++) local[t] = acc[t];
@@ -369,11 +377,12 @@ void add_chunk(const Chunk<I>& c, int64_t steps, const int8_t* a, const int32_t*
 }
 
 // The inputs of one group of the panel.
-template <class I, int T = kShare>
+template <class I, int kind = 0>
 void add_group(const Chunk<I>& c, int64_t steps, const Panel& x, int64_t g, int64_t share, int64_t s,
                int bias, f32x16* acc) {
+    constexpr int T = kShares[kind];
     if constexpr (T > 1) {
-        if (share < T) return add_group<I, T - 1>(c, steps, x, g, share, s, bias, acc);
+        if (share < T) return add_group<I, kind + 1>(c, steps, x, g, share, s, bias, acc);
     }
     add_chunk<I, T>(c, steps, x.codes(g, T, s), x.sums(g, T, s),
                     x.factors(g, T, s / (I::kColumns / kStepColumns)), bias, acc);
@@ -398,9 +407,10 @@ void tiles_for_many(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* 
                 const int64_t steps = smaller(kChunkColumns, c1 - c) / kStepColumns;
                 Chunk<I> chunk;
                 read_chunk<F, I>(tile, c / kStepColumns, steps, chunk);
-                for (int64_t g = 0; g < n; g += kShare) {
-                    add_group<I>(chunk, steps, panel, g, smaller(kShare, n - g), (c - c0) / kStepColumns,
-                                 bias_of<F>(), acc + g);
+                for (int64_t g = 0, share; g < n; g += share) {
+                    share = share_of(n - g);
+                    add_group<I>(chunk, steps, panel, g, share, (c - c0) / kStepColumns, bias_of<F>(),
+                                 acc + g);
                 }
             }
             for (int64_t i = 0; i < n; i++) put_rows(acc[i], rows, row0, out[i]);
@@ -412,9 +422,8 @@ template <class F>
 void linear_tiles(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* const* x, int64_t n,
                   float* const* out) {
     if (row0 >= row1) return;
-    if (n == 1) {
-        tiles_for_one<F>(w, row0, row1, x[0], out[0]);
-        return;
+    if constexpr (kShares[0] > 1) {
+        if (n == 1) return tiles_for_one<F>(w, row0, row1, x[0], out[0]);
     }
     for (int64_t i = 0; i < n; i += kMostInputs) {
         tiles_for_many<F>(w, row0, row1, x + i, smaller(kMostInputs, n - i), out + i);
@@ -425,7 +434,8 @@ void linear_tiles(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* co
 
 constexpr void fill_tiles(Table& t) {
     const auto set = [&t](auto... formats) {
-        (..., (t.linear_tiles[static_cast<int>(decltype(formats)::kFormat)] = tiled::linear_tiles<decltype(formats)>));
+        (..., (t.linear_tiles[static_cast<int>(decltype(formats)::kFormat)] =
+                   tiled::linear_tiles<decltype(formats)>));
     };
     set(tiles::Q8_0{}, tiles::Q4_0{}, tiles::MXFP4{}, tiles::IQ4_NL{});
     set(tiles::Q2_K{}, tiles::Q3_K{}, tiles::Q4_K{}, tiles::Q5_K{}, tiles::Q6_K{});

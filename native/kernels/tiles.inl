@@ -12,8 +12,6 @@
 //     codes_of(q, use)     use(i, codes of columns 4i .. 4i+3), i ascending
 //     d(head), dmin(head)  f32 factors;  scale<g>(head), minimum<g>(head): integers of group g
 
-#define FINBACK_LAMBDA __attribute__((always_inline))
-
 namespace tiles {
 
 // ---- planes: low bits of the codes, then the high ones. Register i of a step lies
@@ -28,13 +26,13 @@ struct Planes {
     static constexpr const uint8_t* kNumbers = nullptr;
 
     template <int i>
-    FINBACK_INLINE static codes low(const uint8_t* q) {
+    FINBACK_HOT static codes low(const uint8_t* q) {
         if constexpr (kLow == 8) return load_codes(q + 64 * i);
         if constexpr (kLow == 4) return bits<4 * (i % 2), 15>(load_codes(q + 64 * (i / 2)));
         if constexpr (kLow == 2) return bits<2 * (i % 4), 3>(load_codes(q + 64 * (i / 4)));
     }
     template <int i>
-    FINBACK_INLINE static codes at(const uint8_t* q) {
+    FINBACK_HOT static codes at(const uint8_t* q) {
         const uint8_t* high = q + 64 * kLow;
         if constexpr (kHigh == 0) return low<i>(q);
         if constexpr (kHigh == 1) return low<i>(q) | bits<i - kLow, 1 << kLow>(load_codes(high));
@@ -44,7 +42,7 @@ struct Planes {
     }
     // Written out: a loop that the compiler may or may not unroll would not do.
     template <class Use>
-    FINBACK_INLINE static void codes_of(const uint8_t* q, Use use) {
+    FINBACK_HOT static void codes_of(const uint8_t* q, Use use) {
         use(0, at<0>(q));
         use(1, at<1>(q));
         use(2, at<2>(q));
@@ -63,9 +61,9 @@ struct Looked {
     static constexpr const uint8_t* kNumbers = kTable;
     static constexpr int64_t kStep = Index::kStep;
     template <class Use>
-    FINBACK_INLINE static void codes_of(const uint8_t* q, Use use) {
+    FINBACK_HOT static void codes_of(const uint8_t* q, Use use) {
         const code_table table = table_of(kTable);
-        Index::codes_of(q, [&](int i, codes c) FINBACK_LAMBDA { use(i, lookup(table, c)); });
+        Index::codes_of(q, [&](int i, codes c) FINBACK_HOT_LAMBDA { use(i, lookup(table, c)); });
     }
 };
 
@@ -76,52 +74,55 @@ struct Plain {
     static constexpr bool kMinimums = false;
 };
 struct HalfHead : Plain {
-    FINBACK_INLINE static f32x16 d(const uint8_t* head) { return load_f16(head); }
+    FINBACK_HOT static f32x16 d(const uint8_t* head) { return load_f16(head); }
 };
 struct E8M0Head : Plain {
-    FINBACK_INLINE static f32x16 d(const uint8_t* head) { return load_e8m0_halves(head); }
+    FINBACK_HOT static f32x16 d(const uint8_t* head) { return load_e8m0_halves(head); }
 };
 
-// ---- heads of blocks of 256: f16 factors, then words: byte i of a row is byte i % 4 of its lane in word i / 4
+// ---- heads of blocks of 256: f16 factors, then words: byte i of a row is byte i % 4 of its lane in word i /
+// 4
 
-FINBACK_INLINE codes word(const uint8_t* words, int i) { return load_codes(words + 64 * i); }
+FINBACK_HOT codes word(const uint8_t* words, int i) { return load_codes(words + 64 * i); }
 
 struct Block256 {
     static constexpr int kColumns = 256;
     static constexpr bool kMinimums = false;
-    FINBACK_INLINE static f32x16 d(const uint8_t* head) { return load_f16(head); }
+    FINBACK_HOT static f32x16 d(const uint8_t* head) { return load_f16(head); }
 };
 
-// Scales and minimums in six bits, a group of 32 each: twelve bytes, packed as in the file (blocks::unpack_scales).
+// Scales and minimums in six bits, a group of 32 each: twelve bytes, packed as in the file
+// (blocks::unpack_scales).
 struct SixBitHead : Block256 {
     static constexpr int kGroup = 32, kBias = 0;
     static constexpr bool kMinimums = true;
-    FINBACK_INLINE static f32x16 dmin(const uint8_t* head) { return load_f16(head + 32); }
+    FINBACK_HOT static f32x16 dmin(const uint8_t* head) { return load_f16(head + 32); }
     template <int g>
-    FINBACK_INLINE static scales scale(const uint8_t* head) {
+    FINBACK_HOT static scales scale(const uint8_t* head) {
         const codes first = word(head + 64, 0);
         if constexpr (g < 4) return unsigned_scales<g>(lanes_of(bits<0, 63>(first)));
         return unsigned_scales<g % 4>(lanes_of(bits<0, 15>(word(head + 64, 2)) | bits<2, 0x30>(first)));
     }
     template <int g>
-    FINBACK_INLINE static scales minimum(const uint8_t* head) {
+    FINBACK_HOT static scales minimum(const uint8_t* head) {
         const codes second = word(head + 64, 1);
         if constexpr (g < 4) return unsigned_scales<g>(lanes_of(bits<0, 63>(second)));
         return unsigned_scales<g % 4>(lanes_of(bits<4, 15>(word(head + 64, 2)) | bits<2, 0x30>(second)));
     }
 };
 
-// Scales and minimums in four bits, a group of 16 each: byte g holds both of group g, the scale in its low half.
+// Scales and minimums in four bits, a group of 16 each: byte g holds both of group g, the scale in its low
+// half.
 struct FourBitHead : Block256 {
     static constexpr int kGroup = 16, kBias = 0;
     static constexpr bool kMinimums = true;
-    FINBACK_INLINE static f32x16 dmin(const uint8_t* head) { return load_f16(head + 32); }
+    FINBACK_HOT static f32x16 dmin(const uint8_t* head) { return load_f16(head + 32); }
     template <int g>
-    FINBACK_INLINE static scales scale(const uint8_t* head) {
+    FINBACK_HOT static scales scale(const uint8_t* head) {
         return unsigned_scales<g % 4>(lanes_of(bits<0, 15>(word(head + 64, g / 4))));
     }
     template <int g>
-    FINBACK_INLINE static scales minimum(const uint8_t* head) {
+    FINBACK_HOT static scales minimum(const uint8_t* head) {
         return unsigned_scales<g % 4>(lanes_of(bits<4, 15>(word(head + 64, g / 4))));
     }
 };
@@ -131,20 +132,22 @@ template <int group>
 struct SignedHead : Block256 {
     static constexpr int kGroup = group;
     template <int g>
-    FINBACK_INLINE static scales scale(const uint8_t* head) {
+    FINBACK_HOT static scales scale(const uint8_t* head) {
         return signed_scales<g % 4>(lanes_of(word(head + 32, g / 4)));
     }
 };
 
-// Sixteen scales plus 32 in six bits: the low bits of twelve bytes for groups 0..11, and two bits on top of bytes j,
-// 4 + j and 8 + j for group 12 + j, lowest first.
+// Sixteen scales plus 32 in six bits: the low bits of twelve bytes for groups 0..11, and two bits on top of
+// bytes j, 4 + j and 8 + j for group 12 + j, lowest first.
 struct SixBitSignedHead : Block256 {
     static constexpr int kGroup = 16;
     template <int g>
-    FINBACK_INLINE static scales scale(const uint8_t* head) {
+    FINBACK_HOT static scales scale(const uint8_t* head) {
         const uint8_t* words = head + 32;
-        if constexpr (g < 12) return minus(unsigned_scales<g % 4>(lanes_of(bits<0, 63>(word(words, g / 4)))), 32);
-        const codes top = bits<6, 3>(word(words, 0)) | bits<4, 0x0c>(word(words, 1)) | bits<2, 0x30>(word(words, 2));
+        if constexpr (g < 12)
+            return minus(unsigned_scales<g % 4>(lanes_of(bits<0, 63>(word(words, g / 4)))), 32);
+        const codes top =
+            bits<6, 3>(word(words, 0)) | bits<4, 0x0c>(word(words, 1)) | bits<2, 0x30>(word(words, 2));
         return minus(unsigned_scales<g % 4>(lanes_of(top)), 32);
     }
 };
@@ -153,9 +156,9 @@ struct SixBitSignedHead : Block256 {
 template <int group, int parts>
 struct OddHead : Block256 {
     static constexpr int kGroup = group, kParts = parts;
-    FINBACK_INLINE static f32x16 d(const uint8_t* head) { return load_f16(head) * broadcast(1.0f / parts); }
+    FINBACK_HOT static f32x16 d(const uint8_t* head) { return load_f16(head) * broadcast(1.0f / parts); }
     template <int g>
-    FINBACK_INLINE static scales scale(const uint8_t* head) {
+    FINBACK_HOT static scales scale(const uint8_t* head) {
         const codes both = word(head + 32, g / 8), one = fill_codes(1);
         const codes odd = (g % 2 ? bits<3, 0x1e>(both) : bits<-1, 0x1e>(both)) | one;
         return unsigned_scales<g / 2 % 4>(lanes_of(odd));
@@ -172,7 +175,8 @@ alignas(16) constexpr uint8_t kGridOdd[16] = {16, 18, 20, 22, 24, 26, 28, 30, 14
 // 8 g + shift of IQ1: -9, -7, -1, 1, 7, 9
 alignas(16) constexpr uint8_t kShifted[16] = {0, 2, 8, 10, 16, 18, 0, 0, 0, 2, 8, 10, 16, 18, 0, 0};
 // blocks::kTable16
-alignas(16) constexpr uint8_t kCurve[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
+alignas(16) constexpr uint8_t kCurve[16] = {1,   24,  45,  63,  79,  93,  106, 118,
+                                            129, 141, 153, 166, 181, 197, 217, 241};
 
 // ---- formats
 

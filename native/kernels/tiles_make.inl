@@ -99,7 +99,8 @@ template <int group, int parts>
 bool put_scales(tiles::OddHead<group, parts>, const blocks::Codes256& c, int row, uint8_t* head) {
     put_half(head, row, c.d * parts);
     for (int g = 0; g < 256 / group; g += 2) {
-        const int low = c.sc[g * group / 16] / 2, high = c.sc[(g + 1) * group / 16] / 2;  // (2 s + 1) / 2 is s
+        const int low = c.sc[g * group / 16] / 2,
+                  high = c.sc[(g + 1) * group / 16] / 2;  // (2 s + 1) / 2 is s
         word_byte(head + 32, row, g / 2) = byte_of(low | high << 4);
     }
     return finite(c.d);
@@ -137,7 +138,8 @@ bool make_block(const Matrix& w, int64_t row0, int64_t b, uint8_t* head, uint8_t
     for (int s = 0; s < F::kColumns / 32; s++) {
         Step step;
         for (int r = 0; r < 8; r++) {
-            for (int i = 0; i < kTileRows; i++) __builtin_memcpy(step.reg[r] + 4 * i, rows[i] + 32 * s + 4 * r, 4);
+            for (int i = 0; i < kTileRows; i++)
+                __builtin_memcpy(step.reg[r] + 4 * i, rows[i] + 32 * s + 4 * r, 4);
         }
         put_planes(step, typename F::Stored{}, codes + s * F::kStep);
     }

@@ -75,7 +75,8 @@ static constexpr int64_t kBlockBytes = 256
 // it.
 template <class In, class Out>
 void multiply(const Table& table, const Matrix& w, Range rows, int64_t n, const In& in, const Out& out) {
-    const auto linear = table.linear[static_cast<int>(w.format)];
+    const auto linear =
+        (w.layout == Layout::TILES ? table.linear_tiles : table.linear)[static_cast<int>(w.format)];
     int64_t block = rows.end - rows.begin;
     if (n > kInputTile) block = std::max(kBlockBytes / w.row_bytes / kRowGrain, int64_t{1}) * kRowGrain;
     for (int64_t r0 = rows.begin; r0 < rows.end; r0 += block) {

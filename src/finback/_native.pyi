@@ -3,6 +3,7 @@ module."""
 
 from collections.abc import Sequence as List
 from enum import Enum
+from typing import overload
 
 import numpy as np
 import numpy.typing as npt
@@ -128,6 +129,16 @@ class MatrixStack:
         block_cols: int = 0,
     ) -> None: ...
     def __len__(self) -> int: ...
+
+def resident_bytes(format: Format, rows: int, cols: int) -> int: ...
+@overload
+def make_resident(level: str, threads: int, source: Matrix, to: Buffer, offset: int) -> int: ...
+@overload
+def make_resident(
+    level: str, threads: int, source: MatrixStack, numbers: Ints, to: Buffer, offsets: Longs
+) -> int: ...
+def resident_matrix(source: Matrix, buffer: Buffer, offset: int) -> Matrix: ...
+def resident_stack(source: MatrixStack, buffers: List[Buffer], which: Ints, offsets: Longs) -> MatrixStack: ...
 
 # ---- sequences
 

@@ -56,9 +56,13 @@ from finback._native import (
     encoding_of,
     experts_scratch_bytes,
     index_scratch_bytes,
+    make_resident,
     packed_bytes,
     pool_owner,
     pool_workers,
+    resident_bytes,
+    resident_matrix,
+    resident_stack,
 )
 
 __all__ = [
@@ -92,10 +96,14 @@ __all__ = [
     "index_scratch_bytes",
     "kernel_functions",
     "levels",
+    "make_resident",
     "map_file",
     "packed_bytes",
     "pool_owner",
     "pool_workers",
+    "resident_bytes",
+    "resident_matrix",
+    "resident_stack",
     "run",
     "select_level",
     "start_program",

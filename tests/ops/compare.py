@@ -143,7 +143,7 @@ class NativePiece:
         context = max(len(ids) for ids in setup.prompts.values())
         self.layout = plan_layout(self.config, cache_rounding=self.config.cache_rounding, max_draft=1)
         recorder = Recorder(self.config, self.layout, Limits(most, most, context, threads), "test")
-        self.results = setup.piece(recorder, NativeWeights(setup.checkpoint, self.ledger))
+        self.results = setup.piece(recorder, NativeWeights(setup.checkpoint, self.ledger, None))
         recorder.finish_entry("piece", self.results)
         placing = recorder.tape.plan()
         self.offsets = placing.offsets

@@ -38,7 +38,16 @@ def load_options(command: F) -> F:
             click.option(
                 "--threads", type=int, default=None, metavar="N", help="Threads [default: by quota and cores]."
             ),
-            click.option("--isa", default=None, metavar="LEVEL", help="Force an instruction set: scalar, avx2, avx512, neon."),
+            click.option(
+                "--isa", default=None, metavar="LEVEL", help="Force an instruction set: scalar, avx2, avx512, neon."
+            ),
+            click.option(
+                "--weights",
+                type=click.Choice(["auto", "mapped", "resident"]),
+                default="auto",
+                show_default=True,
+                help="Multiply with the file as it lies, or with copies laid out for speed.",
+            ),
             click.option("--prefill-chunk", type=int, default=None, metavar="N", help="Tokens per prefill step."),
             click.option(
                 "--cache-rounding/--no-cache-rounding",

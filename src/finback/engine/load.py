@@ -12,6 +12,7 @@ from finback import native
 from finback.engine.engine import Engine
 from finback.errors import ModelFileError, RequestError, shown
 from finback.models.registry import architecture_of
+from finback.ops.resident import SHARE, resident_size
 from finback.ops.select import MAX_LOGIT_ROWS, open_model
 from finback.settings import default_threads, forced_isa
 from finback.text.tokenizer import Tokenizer
@@ -29,6 +30,9 @@ Ctrl-C."""
 MAX_PREFILL_CHUNK = 4096
 MAX_THREADS = 1024
 
+WEIGHTS = ("auto", "mapped", "resident")
+"""How matrices are held, see `load`."""
+
 
 def load(
     path: str | os.PathLike[str] | None = None,
@@ -38,6 +42,7 @@ def load(
     threads: int | None = None,
     isa: str | None = None,
     prefill_chunk: int | None = None,
+    weights: str = "auto",
     cache_rounding: bool | None = None,
 ) -> Engine:
     """Open a model and plan everything it needs.
@@ -51,6 +56,9 @@ def load(
         isa: force an instruction-set level ("scalar", "avx2", "avx512", "neon"); None: FINBACK_ISA, else the best
             this CPU has.
         prefill_chunk: most rows of one step. It changes speed and memory, never a bit of an answer.
+        weights: "mapped" multiplies with the file as it lies: opens at once, pages are shared between processes.
+            "resident" copies matrices into memory laid out for the kernels: faster, takes the time of reading them.
+            "auto": resident where the copies take at most three quarters of the budget. Never changes a bit.
         cache_rounding: round cache rows as DeepSeek's models were trained; None: on for DeepSeek checkpoints.
 
     Raises:
@@ -68,6 +76,8 @@ def load(
     ledger = Ledger(budget_from(memory))
     if cache_rounding is not None and not isinstance(cache_rounding, bool):
         raise RequestError(f"cache_rounding is {shown(cache_rounding)}; it must be True, False or None")
+    if weights not in WEIGHTS:
+        raise RequestError(f"weights is {shown(weights)}; it must be one of {', '.join(WEIGHTS)}")
     checkpoint = open_checkpoint(path, cache_rounding=cache_rounding is not False)
     limit = checkpoint.config.max_position_embeddings
     tokens = min(DEFAULT_CONTEXT, limit) if context is None else _within("context", context, 1, limit)
@@ -81,6 +91,7 @@ def load(
         max_rows=min(chunk, tokens),
         max_logit_rows=min(MAX_LOGIT_ROWS, tokens),
         cache_rounding=checkpoint.config.cache_rounding,
+        resident=weights == "resident" or (weights == "auto" and _copies_fit(checkpoint, ledger)),
     )
     return Engine(
         checkpoint,
@@ -90,6 +101,12 @@ def load(
         prefill_chunk=min(chunk, tokens),
         tokenizer=open_tokenizer(checkpoint),
     )
+
+
+def _copies_fit(checkpoint: OpenedCheckpoint, ledger: Ledger) -> bool:
+    """Whether resident copies of all matrices leave a quarter of the budget. Tensors that share bytes count once."""
+    stored = {(t.file, t.offset): (t.dtype, t.shape) for t in checkpoint.stored()}
+    return resident_size(stored.values()) <= SHARE * ledger.available
 
 
 def open_tokenizer(checkpoint: OpenedCheckpoint) -> Tokenizer | None:

@@ -22,7 +22,10 @@ class WeightSource(Protocol[M_co, V_co, E_co]):
     """Hands out a checkpoint's tensors by official name (spec section 6) as handles of one backend."""
 
     def matrix(self, name: str) -> M_co:
-        """A matrix [out, in] in its stored format."""
+        """A matrix [out, in] in its stored format, for products."""
+
+    def rows(self, name: str) -> M_co:
+        """A matrix of which single rows are looked up."""
 
     def vector(self, name: str) -> V_co:
         """A small f32 vector or table."""
@@ -113,7 +116,7 @@ def load_weights(config: ModelConfig, source: WeightSource[M, V, E]) -> Weights[
     first = len(config.layers)
     mtp = tuple(_mtp(source, f"mtp.{layer.index - first}", layer, config) for layer in config.mtp_layers)
     return Weights(
-        embed=source.matrix("embed.weight"),
+        embed=source.rows("embed.weight"),
         blocks=blocks,
         hc_head=_hyper(source, "hc_head"),
         norm=source.vector("norm.weight"),

@@ -33,6 +33,10 @@ class EagerWeights:
         tensor = self._tensors[name]
         return tensor if isinstance(tensor, Matrix) else Matrix.of(tensor)
 
+    def rows(self, name: str) -> Matrix:
+        """A matrix whose rows are looked up: the same."""
+        return self.matrix(name)
+
     def vector(self, name: str) -> Array:
         tensor = self._tensors[name]
         if isinstance(tensor, Matrix):

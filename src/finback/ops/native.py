@@ -24,6 +24,7 @@ from finback.kv.layout import plan_layout
 from finback.kv.pages import PagePool, SequenceState
 from finback.ops.native_weights import NativeWeights
 from finback.ops.recorder import Recorder
+from finback.ops.resident import ResidentCopies
 from finback.ops.tape import Limits, Tensor
 from finback.weights.ledger import Ledger
 from finback.weights.tensors import Checkpoint
@@ -78,6 +79,7 @@ class NativeModel:
         max_rows: int,
         max_logit_rows: int,
         cache_rounding: bool,
+        resident: bool = False,
         max_draft: int = MAX_DRAFT,
     ) -> None:
         """Record the programs of `architecture` over the weights of `checkpoint`.
@@ -86,6 +88,7 @@ class NativeModel:
             isa: a level of `native.select_level`.
             context: the most tokens of a sequence.
             max_rows, max_logit_rows: the most rows of a step, and of logits of one replay.
+            resident: multiply with resident copies of the matrices instead of the mapped file. Same bits, more memory.
 
         Raises:
             ModelFileError, UnsupportedModelError: a tensor is not where it should be, or has no kernel.
@@ -100,7 +103,8 @@ class NativeModel:
         self._ledger = ledger
         self.layout = plan_layout(self.config, cache_rounding=cache_rounding, max_draft=max_draft)
         self._limits = Limits(max_rows, max_logit_rows, context, threads)
-        self._weights = NativeWeights(checkpoint, ledger)
+        copies = ResidentCopies(ledger, isa=isa, threads=threads) if resident else None
+        self._weights = NativeWeights(checkpoint, ledger, copies)
         self._arena: _Arena | None = None
         try:
             recorder = Recorder(self.config, self.layout, self._limits, str(checkpoint.paths[0]))

@@ -1,7 +1,7 @@
 """Weights for the native program: matrices where they lie in the mapped files, vectors decoded once.
 
 Owns the mappings of a checkpoint and the step from its records (weights/tensors.py) to the handles the
-recorder takes. Refuses, naming the tensor, what has no kernel, what does not lie in its file any more, and
+recorder takes; matrices may go through resident copies (resident.py). Refuses, naming the tensor, what has no kernel, what does not lie in its file any more, and
 expert ids out of range. Nothing is requantised; a matrix may start at any byte, for the kernels load
 weights unaligned.
 """
@@ -17,6 +17,7 @@ import numpy.typing as npt
 from finback import native
 from finback.errors import ModelFileError, UnsupportedModelError
 from finback.formats.blocks import FORMATS, decode, has_codec
+from finback.ops.resident import ResidentCopies
 from finback.weights.ledger import Ledger
 from finback.weights.tensors import Checkpoint, ExpertStack, Plane, Weight
 
@@ -76,25 +77,45 @@ NativeExperts = NativeStack | NativeTable
 class NativeWeights:
     """`WeightSource` of the recorder over a checkpoint.
 
-    `nbytes`: what is charged to the ledger as "weights": every mapped byte once (a page that is read stays
-    in memory as long as there is room), and the vectors and tables that were decoded. MemoryBudgetError if
-    that does not fit.
+    `nbytes`: what is charged to the ledger as "weights", beside the resident copies: every byte that stays
+    mapped once (a page that is read stays in memory as long as there is room), and the vectors and tables
+    that were decoded. MemoryBudgetError if that does not fit.
     """
 
-    def __init__(self, checkpoint: Checkpoint, ledger: Ledger) -> None:
-        self._checkpoint, self._ledger = checkpoint, ledger
+    def __init__(self, checkpoint: Checkpoint, ledger: Ledger, copies: ResidentCopies | None) -> None:
+        self._checkpoint, self._ledger, self._copies = checkpoint, ledger, copies
         self.nbytes = 0
         self._maps = [native.map_file(str(path)) for path in checkpoint.paths]
-        self._charge(checkpoint.nbytes)
+        self._charged: set[tuple[int, int]] = set()  # planes that stay mapped beside resident copies
+        if copies is None:
+            self._charge(checkpoint.nbytes)
         self._matrices: dict[str, NativeMatrix] = {}
 
     # ---- matrices
 
     def matrix(self, name: str) -> NativeMatrix:
-        """The matrix where it lies. Asked twice (a head tied to the embedding), it is the same handle."""
+        """A matrix for products: in a resident copy, or where it lies. Asked twice, it is the same handle."""
         if name not in self._matrices:
-            self._matrices[name] = self._matrix(self._checkpoint.weight(name))
+            w = self._checkpoint.weight(name)
+            m = self._matrix(w)
+            if self._copies is not None:
+                copy = self._copies.matrix(self._path(w.data.file), w, m.handle)
+                m = NativeMatrix(m.name, m.rows, m.cols, m.format, copy)
+                if w.scale is not None and m.format is native.Format.FP8_E4M3:
+                    self._keep_mapped(w.scale)
+            self._matrices[name] = m
         return self._matrices[name]
+
+    def rows(self, name: str) -> NativeMatrix:
+        """A matrix whose rows are looked up, where it lies: a step reads few of its bytes."""
+        w = self._checkpoint.weight(name)
+        self._keep_mapped(w.data)
+        return self._matrix(w)
+
+    def _keep_mapped(self, plane: Plane) -> None:
+        if self._copies is not None and (plane.file, plane.offset) not in self._charged:
+            self._charged.add((plane.file, plane.offset))
+            self._charge(plane.nbytes)
 
     def _matrix(self, w: Weight) -> NativeMatrix:
         format = self._format(w.name, w.format, w.data.file)
@@ -144,6 +165,13 @@ class NativeWeights:
             _scale_kind(stack),
             *block,
         )
+        if self._copies is not None:
+            paths = [str(path) for path in self._checkpoint.paths]
+            handle = self._copies.stack(paths, stack, handle)
+            if format is native.Format.FP8_E4M3 and stack.scale_files is not None:
+                for e, file in enumerate(stack.scale_files):
+                    assert stack.scale_offsets is not None
+                    self._keep_mapped(Plane(int(file), int(stack.scale_offsets[e]), stack.scale_nbytes))
         return NativeStack(stack.name, rows, cols, len(stack.files), format, handle)
 
     # ---- vectors and tables
@@ -184,7 +212,9 @@ class NativeWeights:
         return NativeTable(name, np.ascontiguousarray(ids.reshape(w.shape), np.int32))
 
     def release(self) -> None:
-        """Give back what was charged. Mappings end when the last program that reads them does."""
+        """Give back what was charged. Mappings and copies end when the last program that reads them does."""
+        if self._copies is not None:
+            self._copies.release()
         self._ledger.release("weights", self.nbytes)
         self.nbytes = 0
 

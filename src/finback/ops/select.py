@@ -72,6 +72,7 @@ def open_model(
     max_rows: int,
     max_logit_rows: int,
     cache_rounding: bool,
+    resident: bool,
 ) -> Model:
     """The model of a checkpoint on the backend that the settings ask for; see `NativeModel` for arguments
     and errors."""
@@ -91,4 +92,5 @@ def open_model(
         max_rows=max_rows,
         max_logit_rows=max_logit_rows,
         cache_rounding=cache_rounding,
+        resident=resident,
     )

@@ -1,0 +1,160 @@
+// Resident copies of matrices for Python: how large they are, making them on the pool, and matrices that lie
+// in them. Owns the split of the work over threads and what happens to the file's pages, which are asked for
+// ahead and given back behind. Checks every place; the copying is Table::make_resident.
+#include "kernels/resident.h"
+
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+
+#include "bind/bind.h"
+#include "core/cpu.h"
+#include "core/threads.h"
+
+namespace nb = nanobind;
+
+namespace finback {
+namespace {
+
+using Numbers32 = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Numbers64 = nb::ndarray<const int64_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+
+int64_t copy_bytes(const Matrix& w) { return resident_bytes(w.format, w.rows, w.cols); }
+
+uint8_t* place_in(const Buffer& buffer, int64_t offset, int64_t size) {
+    if (offset < 0 || offset % 64 || size > buffer.size() || offset > buffer.size() - size) {
+        refuse("a resident copy of " + std::to_string(size) + " bytes at " + std::to_string(offset) +
+               " leaves its buffer of " + std::to_string(buffer.size()) + " bytes or is not aligned to 64");
+    }
+    return buffer.data() + offset;
+}
+
+// Tells the system what becomes of the pages of a matrix. Whole pages inside it: its neighbours keep theirs.
+void advise(const Matrix& w, int advice) {
+    static const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    const auto begin = reinterpret_cast<uintptr_t>(w.data),
+               end = begin + static_cast<uintptr_t>(w.rows * w.row_bytes);
+    const uintptr_t first = (begin + page - 1) / page * page, last = end / page * page;
+    if (first < last) madvise(reinterpret_cast<void*>(first), last - first, advice);
+}
+
+// Copies each matrix to its place; returns the number of the first that holds a weight which is not finite,
+// or -1.
+int64_t copy_all(const std::string& level, int threads, const std::vector<Matrix>& from,
+                 const std::vector<uint8_t*>& to, bool mapped) {
+    std::string why;
+    const Table* table = select_table(level, &why);
+    if (!table) refuse(why);
+    if (threads < 1) refuse("a copy needs at least one thread");
+    const auto make = table->make_resident[static_cast<int>(from[0].format)];
+    const int64_t tiles = (from[0].rows + kTileRows - 1) / kTileRows,
+                  count = static_cast<int64_t>(from.size());
+    std::atomic<int64_t> bad{count};
+    const nb::gil_scoped_release released;
+    const bool ran = run_team(threads, [&](Team& team, int id) {
+        const Range mine = share(count * tiles, id, team.size());
+        for (int64_t at = mine.begin; at < mine.end;) {
+            const int64_t m = at / tiles, first = at % tiles, last = std::min(tiles, first + mine.end - at);
+            const Matrix& w = from[static_cast<size_t>(m)];
+            if (mapped && first == 0) advise(w, MADV_WILLNEED);
+            const bool finite =
+                make(w, first * kTileRows, std::min(w.rows, last * kTileRows), to[static_cast<size_t>(m)]);
+            if (!finite) {
+                for (int64_t seen = bad; m < seen && !bad.compare_exchange_weak(seen, m);) {
+                }
+            }
+            at += last - first;
+        }
+        team.barrier();
+        if (!mapped) return;
+        const Range done = share(count, id, team.size());
+        for (int64_t m = done.begin; m < done.end; m++) advise(from[static_cast<size_t>(m)], MADV_DONTNEED);
+    });
+    if (!ran) refuse("a forked child cannot make resident copies");
+    return bad == count ? -1 : bad.load();
+}
+
+Matrix resident(const Matrix& from, uint8_t* data) {
+    Matrix w = from;
+    const BlockSize block = block_size(w.format);
+    w.layout = resident_layout(w.format);
+    w.data = data;
+    w.row_bytes = w.cols / block.weights * block.bytes;
+    return w;
+}
+
+int64_t make_matrix(const std::string& level, int threads, const BoundMatrix& from, const Buffer& to,
+                    int64_t offset) {
+    return copy_all(level, threads, {from.matrix}, {place_in(to, offset, copy_bytes(from.matrix))},
+                    nb::isinstance<FileMap>(from.data));
+}
+
+int64_t make_stack(const std::string& level, int threads, const BoundStack& from, const Numbers32& numbers,
+                   const Buffer& to, const Numbers64& offsets) {
+    if (numbers.shape(0) != offsets.shape(0)) refuse("each matrix needs one offset");
+    std::vector<Matrix> matrices;
+    std::vector<uint8_t*> places;
+    for (size_t i = 0; i < numbers.shape(0); i++) {
+        const int32_t number = numbers.data()[i];
+        if (number < 0 || static_cast<size_t>(number) >= from.matrices.size())
+            refuse("no such matrix in the stack");
+        matrices.push_back(from.matrices[static_cast<size_t>(number)]);
+        places.push_back(place_in(to, offsets.data()[i], copy_bytes(matrices.back())));
+    }
+    if (matrices.empty()) return -1;
+    const bool mapped = std::all_of(from.owners.begin(), from.owners.end(),
+                                    [](const nb::object& owner) { return nb::isinstance<FileMap>(owner); });
+    const int64_t bad = copy_all(level, threads, matrices, places, mapped);
+    return bad < 0 ? -1 : numbers.data()[bad];
+}
+
+BoundMatrix resident_matrix(const BoundMatrix& from, nb::object buffer, int64_t offset) {
+    uint8_t* data = place_in(nb::cast<const Buffer&>(buffer), offset, copy_bytes(from.matrix));
+    return {resident(from.matrix, data), std::move(buffer), from.scales};
+}
+
+BoundStack resident_stack(const BoundStack& from, std::vector<nb::object> buffers, const Numbers32& which,
+                          const Numbers64& offsets) {
+    if (which.shape(0) != from.matrices.size() || offsets.shape(0) != from.matrices.size()) {
+        refuse("which and offsets must have one entry for each matrix");
+    }
+    BoundStack out;
+    for (size_t e = 0; e < from.matrices.size(); e++) {
+        const int32_t number = which.data()[e];
+        if (number < 0 || static_cast<size_t>(number) >= buffers.size()) refuse("no such buffer");
+        const auto& buffer = nb::cast<const Buffer&>(buffers[static_cast<size_t>(number)]);
+        const Matrix& w = from.matrices[e];
+        out.matrices.push_back(resident(w, place_in(buffer, offsets.data()[e], copy_bytes(w))));
+    }
+    out.owners = std::move(buffers);
+    for (const nb::object& owner : from.owners) out.owners.push_back(owner);  // scale planes stay in the file
+    return out;
+}
+
+}  // namespace
+
+void bind_resident(nb::module_& m) {
+    m.def(
+        "resident_bytes",
+        [](Format format, int64_t rows, int64_t cols) {
+            const BlockSize block = block_size(format);
+            if (!block.weights || rows < 1 || cols < 1 || cols % block.weights)
+                refuse("no matrix has this shape");
+            return resident_bytes(format, rows, cols);
+        },
+        nb::arg("format"), nb::arg("rows"), nb::arg("cols"));
+    m.def("make_resident", &make_matrix, nb::arg("level"), nb::arg("threads"), nb::arg("source"),
+          nb::arg("to"), nb::arg("offset"));
+    m.def("make_resident", &make_stack, nb::arg("level"), nb::arg("threads"), nb::arg("source"),
+          nb::arg("numbers"), nb::arg("to"), nb::arg("offsets"));
+    m.def("resident_matrix", &resident_matrix, nb::arg("source"), nb::arg("buffer"), nb::arg("offset"));
+    m.def("resident_stack", &resident_stack, nb::arg("source"), nb::arg("buffers"), nb::arg("which"),
+          nb::arg("offsets"));
+}
+
+}  // namespace finback
