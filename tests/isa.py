@@ -22,6 +22,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 BUILD = ROOT / "build" / "isa"
+SYMBOLS = ROOT / "native" / "check_symbols.sh"
 SIMDE = Path("/usr/include/simde/x86/avx512.h")
 HOST = platform.machine()
 HEADINGS = ("op", "format", "layout", "shape", "seed")
@@ -99,6 +100,11 @@ class Build:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode or "warning:" in done.stderr:
                 raise SystemExit(f"{' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
+        units = sorted(folder.rglob("isa_*.o"))
+        assert units, folder
+        symbols = subprocess.run(["sh", SYMBOLS, *units], capture_output=True, text=True, check=False)
+        if symbols.returncode:
+            raise SystemExit(symbols.stdout + symbols.stderr)
         return folder / "kernel_digest"
 
 

@@ -1,4 +1,4 @@
-"""kernel_digest on this machine: every function of every level it can run, hashed on fixed inputs, is the scalar level's.
+"""kernel_digest on this machine: on fixed inputs every function of every level has the bits of the scalar level.
 
 The levels of other processors are compared by `make test-isa`. Owns no arithmetic and builds nothing; without a build
 it fails and says how to make one.
@@ -10,10 +10,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.isa import difference, layouts_differ, parse, usable
-from tests.kernels.cases import kernels
 
 from finback import native
+from tests.isa import difference, layouts_differ, parse, usable
+from tests.kernels.cases import kernels
 
 BUILD = Path(__file__).parents[2] / "build"
 
