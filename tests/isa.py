@@ -93,10 +93,11 @@ class Build:
         options = [f"-DCMAKE_CXX_COMPILER={self.compiler}", f"-DFINBACK_EMULATE={'ON' if self.emulate else 'OFF'}"]
         if self.processor != HOST:
             options += ["-DCMAKE_SYSTEM_NAME=Linux", f"-DCMAKE_SYSTEM_PROCESSOR={self.processor}"]
-        for command in (
+        commands: list[list[str | Path]] = [
             [cmake, "-S", ROOT / "native" / "digest", "-B", folder, "-DCMAKE_BUILD_TYPE=Release", *options],
             [cmake, "--build", folder, "--parallel", "2"],
-        ):
+        ]
+        for command in commands:
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode or "warning:" in done.stderr:
                 raise SystemExit(f"{' '.join(map(str, command))} failed:\n{done.stdout}{done.stderr}")
