@@ -1,11 +1,26 @@
 // Products of FP8_E4M3 weights and bf16 inputs with AVX2. Owns the decoding of codes to f32 lanes and the
-// walk over scale blocks. Included after linear_avx2_floats.inl, whose tile shape and lanes it shares.
+// walk over scale blocks. Included after linear_avx2_floats.inl, whose tile shape, lanes and streams it
+// shares.
 //
-// An E4M3 code, its exponent and fraction moved up by seven bits and its sign to the top, is the f16 of 2^-8
-// times the number, subnormals included: F16C converts it exactly. The factor 2^8 goes to the weights when
-// they are decoded for many inputs. A single input takes it itself, which is cheaper and the same: the
-// product inside fma(w / 256, 256 * x, lane) is exactly that of fma(w, x, lane). That needs 256 * x to be
-// finite. NaN codes are watched for and make the row's result NaN.
+// Two decodings. For many inputs a chunk of weights becomes f32 once: an E4M3 code, its exponent and fraction
+// moved up by seven bits and its sign to the top, is the f16 of 2^-8 times the number, subnormals included;
+// F16C converts it exactly, and a product with 2^8 makes it the number.
+//
+// For one input the weights only pass by, and their bits are put where f32 has them: sign at the top,
+// exponent and fraction from bit 26 down. That is the f32 of 2^-120 times the number, subnormals included,
+// without any conversion. The input takes 2^100 of the missing factor, the scales of the blocks the other
+// 2^20, and nothing is rounded differently:
+//
+//   - 2^100 * x is finite if |x| < 2^28, and 2^20 * scale if |scale| < 2^108: both are looked at before, and
+//   any
+//     other input or scale goes the way of many. Both products are exact, scales being made greater.
+//   - a lane holds 2^-20 times its value. Inputs are zero or at least 2^-100 with eight bits, so a value is a
+//     multiple of 2^-116 (2^-9 of the code, 2^-107 of the input) and the lane one of 2^-136: where the lane
+//     is subnormal it is still exact, and so is the value, which has ten bits there. Elsewhere both round
+//     alike.
+//   - at the end of a block the product inside fma(lane, scale, total) is that of the rule exactly.
+//
+// NaN codes are watched for and make the row's result NaN.
 //
 // A 16-bit lane holds a pair of columns, the even one in its low byte; so does a 32-bit lane of bf16 inputs.
 
@@ -64,6 +79,151 @@ inline void close_block(__m256 lane, float scale, __m256& total) {
     total = _mm256_fmadd_ps(lane, _mm256_set1_ps(scale), total);
 }
 
+// ---- one input
+
+// 2^-120 times the value of 32 codes: lanes 0, 2 .. 14 and lanes 1, 3 .. 15, which is how codes lie in a
+// dword (two pairs of columns). A product with a power of two moves a code up with its sign spread above; the
+// mask leaves one sign.
+struct Fp8Lanes {
+    __m256 odd[2], even[2];
+
+    explicit Fp8Lanes(__m256i code) {
+        const __m256i high = _mm256_maddubs_epi16(_mm256_set1_epi16(0x1000), code);
+        const __m256i low = _mm256_maddubs_epi16(_mm256_set1_epi16(0x0010), code);
+        odd[0] = upper(_mm256_slli_epi32(high, 16));
+        odd[1] = upper(high);
+        even[0] = upper(_mm256_slli_epi32(low, 16));
+        even[1] = upper(low);
+    }
+
+  private:
+    static __m256 upper(__m256i v) {
+        return _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(static_cast<int>(0x87f00000u))));
+    }
+};
+
+constexpr int kFp8Streams = 3;
+constexpr int64_t kFp8Panel = 16384;  // columns of the widest row; 64 KB of stack
+constexpr float kInputFactor = 0x1p100f, kScaleFactor = 0x1p20f;
+constexpr float kInputLimit = 0x1p28f, kScaleLimit = 0x1p108f;  // times its factor, the first to be infinite
+
+// The input as f32, times kInputFactor, in the order of Fp8Lanes: of every 32 columns odd[0], even[0],
+// odd[1], even[1]. Packed inputs are padded with zeros to whole steps.
+struct Fp8Panel {
+    alignas(32) float value[kFp8Panel];
+
+    Fp8Panel(const uint8_t* x, int64_t cols) {
+        float* to = value;
+        const auto put = [&](__m256 v) {
+            _mm256_store_ps(to, _mm256_mul_ps(v, _mm256_set1_ps(kInputFactor)));
+            to += 8;
+        };
+        // shuffling works within 128 bits; this brings the second half of the pairs behind the first
+        const auto in_order = [](__m256 v) { return _mm256_permute4x64_epi64(_mm256_castps_si256(v), 0xd8); };
+        for (int64_t k = 0; k < cols; k += kPairs) {
+            const __m256 a = _mm256_castsi256_ps(load256(x + 2 * k));
+            const __m256 b = _mm256_castsi256_ps(load256(x + 2 * k + 32));
+            const __m256i pairs[2] = {in_order(_mm256_shuffle_ps(a, b, 0x88)),
+                                      in_order(_mm256_shuffle_ps(a, b, 0xdd))};
+            for (const __m256i p : pairs) {
+                put(high_bf16(p));
+                put(low_bf16(p));
+            }
+        }
+    }
+};
+
+// One step of one row. x: its 32 values in the panel.
+[[gnu::always_inline]] inline void add_fp8_step(__m256i code, const float* x, Lanes& lanes,
+                                                __m256i& magnitude) {
+    const Fp8Lanes w(code);
+    for (int h = 0; h < 2; h++) {
+        lanes.half[h] = _mm256_fmadd_ps(w.odd[h], _mm256_load_ps(x + 16 * h), lanes.half[h]);
+        lanes.half[h] = _mm256_fmadd_ps(w.even[h], _mm256_load_ps(x + 16 * h + 8), lanes.half[h]);
+    }
+    magnitude = _mm256_max_epu8(magnitude, _mm256_and_si256(code, _mm256_set1_epi8(0x7f)));
+}
+
+// tree16 of lanes 0, 2 .. 14 and 1, 3 .. 15.
+inline float tree16_apart(Lanes l) {
+    const auto sum = [](__m256 v) {
+        const __m128 a = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
+        const __m128 b = _mm_add_ps(a, _mm_movehl_ps(a, a));
+        return _mm_add_ss(b, _mm_shuffle_ps(b, b, 1));
+    };
+    return _mm_cvtss_f32(_mm_add_ss(sum(l.half[0]), sum(l.half[1])));
+}
+
+// Whether one input can take this way: see above.
+bool fits_for_one(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* x) {
+    if (w.cols > kFp8Panel) return false;
+    const __m256i most = _mm256_set1_epi16(static_cast<int16_t>(blocks::bf16_code(kInputLimit) - 1));
+    __m256i beyond = _mm256_setzero_si256();
+    for (int64_t k = 0; k < w.cols; k += 16) {
+        const __m256i magnitude = _mm256_and_si256(load256(x + 2 * k), _mm256_set1_epi16(0x7fff));
+        beyond = _mm256_or_si256(beyond, _mm256_cmpgt_epi16(magnitude, most));
+    }
+    bool fits = _mm256_testz_si256(beyond, beyond) != 0;
+    for (int64_t r = row0; r < row1; r = (r / w.block_rows + 1) * w.block_rows) {
+        const blocks::ScaleRow scales(w, r);
+        for (int64_t c = 0; c < w.scale_cols; c++) fits &= !(__builtin_fabsf(scales[c]) >= kScaleLimit);
+    }
+    return fits;
+}
+
+// Rows of one step of the streams and their scales times kScaleFactor, which are read anew where a block
+// begins.
+struct Fp8StreamRows {
+    const uint8_t* at[kFp8Streams];
+    float scales[kFp8Streams][kFp8Panel / kPairs];
+
+    void move(const Matrix& w, const Streams<kFp8Streams>& streams, int64_t j) {
+        for (int i = 0; i < kFp8Streams; i++) {
+            const int64_t r = streams.row(j, i);
+            at[i] = blocks::row_of(w, r);
+            if (j > 0 && r % w.block_rows != 0) continue;
+            const blocks::ScaleRow row(w, r);
+            for (int64_t c = 0; c < w.scale_cols; c++) scales[i][c] = row[c] * kScaleFactor;
+        }
+    }
+};
+
+void fp8_for_one(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* x, float* out) {
+    const Fp8Panel panel(x, w.cols);
+    const Streams<kFp8Streams> streams(row0, row1);
+    const int64_t whole = w.cols / kPairs * kPairs;
+    Fp8StreamRows rows;
+    for (int64_t j = 0; j < streams.length; j++) {
+        rows.move(w, streams, j);
+        __m256i magnitude = _mm256_setzero_si256();
+        Lanes total[kFp8Streams] = {};
+        for (int64_t k = 0, c = 0; k < w.cols; c++) {
+            Lanes lanes[kFp8Streams] = {};
+            const int64_t end = smaller(k + w.block_cols, whole);
+            for (; k < end; k += kPairs) {
+                for (int i = 0; i < kFp8Streams; i++)
+                    add_fp8_step(load256(rows.at[i] + k), panel.value + k, lanes[i], magnitude);
+            }
+            if (k == whole && k < w.cols && k < (c + 1) * w.block_cols) {
+                for (int i = 0; i < kFp8Streams; i++)
+                    add_fp8_step(last_fp8_codes(rows.at[i], k, w.cols), panel.value + k, lanes[i], magnitude);
+                k = w.cols;
+            }
+            for (int i = 0; i < kFp8Streams; i++) {
+                for (int h = 0; h < 2; h++)
+                    close_block(lanes[i].half[h], rows.scales[i][c], total[i].half[h]);
+            }
+        }
+        for (int i = 0; i < kFp8Streams; i++) {
+            if (!streams.stored(j, i)) continue;
+            const bool nan = row_has_nan(rows.at[i], w.cols, magnitude);
+            out[streams.row(j, i) - row0] = nan ? blocks::kNan : tree16_apart(total[i]);
+        }
+    }
+}
+
+// ---- many inputs
+
 // Rows of a tile and the scales of their blocks. A tile that sticks out of the range repeats its last row.
 struct Fp8Rows {
     const uint8_t* at[kFloatRows];
@@ -77,42 +237,6 @@ struct Fp8Rows {
         }
     }
 };
-
-// One input: codes go from memory to the lanes of four rows.
-void fp8_for_one(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* x, float* out) {
-    const __m256 factor = _mm256_set1_ps(256);
-    for (int64_t r = row0; r < row1; r += kFloatRows) {
-        const Fp8Rows rows(w, r, row1);
-        __m256i magnitude = _mm256_setzero_si256();
-        Lanes total[kFloatRows] = {};
-        for (int64_t c0 = 0, c = 0; c0 < w.cols; c0 += w.block_cols, c++) {
-            Lanes lane[kFloatRows] = {};
-            for (int64_t k = c0; k < smaller(c0 + w.block_cols, w.cols); k += kPairs) {
-                const __m256i a = load256(x + 2 * k), b = load256(x + 2 * k + 32);
-                const __m256 odd_a = _mm256_mul_ps(high_bf16(a), factor);
-                const __m256 odd_b = _mm256_mul_ps(high_bf16(b), factor);
-                const __m256 even_a = _mm256_mul_ps(low_bf16(a), factor);
-                const __m256 even_b = _mm256_mul_ps(low_bf16(b), factor);
-                for (int i = 0; i < kFloatRows; i++) {
-                    if (k % 64 == 0) prefetch(rows.at[i] + kFloatRows * w.row_bytes + k);
-                    Fp8Step s;
-                    s.decode(fp8_codes(rows.at[i], k, w.cols), magnitude);
-                    lane[i].half[0] = _mm256_fmadd_ps(s.odd_half(0), odd_a, lane[i].half[0]);
-                    lane[i].half[1] = _mm256_fmadd_ps(s.odd_half(1), odd_b, lane[i].half[1]);
-                    lane[i].half[0] = _mm256_fmadd_ps(s.even_half(0), even_a, lane[i].half[0]);
-                    lane[i].half[1] = _mm256_fmadd_ps(s.even_half(1), even_b, lane[i].half[1]);
-                }
-            }
-            for (int i = 0; i < kFloatRows; i++) {
-                for (int h = 0; h < 2; h++) close_block(lane[i].half[h], rows.scales[i][c], total[i].half[h]);
-            }
-        }
-        for (int64_t i = 0; i < smaller(kFloatRows, row1 - r); i++) {
-            const bool nan = row_has_nan(rows.at[i], w.cols, magnitude);
-            out[r - row0 + i] = nan ? blocks::kNan : tree16(total[i]);
-        }
-    }
-}
 
 // Four rows of up to kFloatChunk columns as f32; of every 32 columns the odd ones, then the even ones.
 struct Fp8Tile {
@@ -201,22 +325,10 @@ void fp8_for_many(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* co
     }
 }
 
-// Whether 256 * x is finite for all of x.
-bool can_scale(const uint8_t* x, int64_t k) {
-    const __m256i most = _mm256_set1_epi16(static_cast<int16_t>(blocks::bf16_code(0x1p120f) - 1));
-    __m256i beyond = _mm256_setzero_si256();
-    for (int64_t i = 0; i < k; i += 16) {
-        const __m256i magnitude = _mm256_and_si256(load256(x + 2 * i), _mm256_set1_epi16(0x7fff));
-        beyond = _mm256_or_si256(beyond, _mm256_cmpgt_epi16(magnitude, most));
-    }
-    return _mm256_testz_si256(beyond, beyond) != 0;
-}
-
 void linear_fp8(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* const* x, int64_t n,
                 float* const* out) {
-    if (n == 1 && can_scale(x[0], w.cols)) {
+    if (n == 1 && fits_for_one(w, row0, row1, x[0]))
         fp8_for_one(w, row0, row1, x[0], out[0]);
-    } else {
+    else
         fp8_for_many(w, row0, row1, x, n, out);
-    }
 }

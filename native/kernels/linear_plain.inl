@@ -32,6 +32,7 @@ void linear_codes32(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* 
     }
 }
 
+// Sums stay below 2^27: at most 256 * 127 * 32 * 128 for products (Q6_K), 256 * 127 * 63 for minimums.
 template <class Unpack>
 void linear_codes256(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* const* x, int64_t n,
                      float* const* out) {

@@ -279,32 +279,58 @@ struct Chunk {
     alignas(64) uint8_t read[kChunkSteps * 512];
 };
 
+// The scales of block b of a chunk, from its head.
 template <class F, class I>
-FINBACK_HOT void read_chunk(const Tile<F>& tile, int64_t step, int64_t steps, Chunk<I>& c) {
-    if constexpr (F::kStep == 512) {
-        c.code = tile.step(step);
-    } else {
-        c.code = c.read;
-        for (int64_t s = 0; s < steps; s++) {
-            F::codes_of(tile.step(step + s), [&](int i, codes u) FINBACK_HOT_LAMBDA {
-                store_codes(c.read + 512 * s + 64 * i, u);
-            });
-        }
-    }
-    constexpr int64_t kSteps = F::kColumns / kStepColumns;
-    for (int64_t b = 0; b < steps / kSteps; b++) {
-        const uint8_t* head = tile.head(step / kSteps + b);
-        c.d[b] = F::d(head);
-        if constexpr (F::kMinimums) c.dmin[b] = negative(F::dmin(head));
-        if constexpr (F::kGroup != 0) {
-            constexpr int kGroups = 256 / F::kGroup;
-            each<kGroups>([&]<int g>() FINBACK_HOT_LAMBDA {
-                c.scale[kGroups * b + g] = F::template scale<g>(head);
-                if constexpr (F::kMinimums) c.minimum[kGroups * b + g] = F::template minimum<g>(head);
-            });
-        }
+FINBACK_HOT void read_head(const uint8_t* head, int64_t b, Chunk<I>& c) {
+    c.d[b] = F::d(head);
+    if constexpr (F::kMinimums) c.dmin[b] = negative(F::dmin(head));
+    if constexpr (F::kGroup != 0) {
+        constexpr int kGroups = 256 / F::kGroup;
+        each<kGroups>([&]<int g>() FINBACK_HOT_LAMBDA {
+            c.scale[kGroups * b + g] = F::template scale<g>(head);
+            if constexpr (F::kMinimums) c.minimum[kGroups * b + g] = F::template minimum<g>(head);
+        });
     }
 }
+
+// Where chunks come from: `read` makes one of tile `tile`, `steps` steps from `step` on.
+
+template <class F>
+struct FromTiles {
+    template <class I>
+    FINBACK_HOT static void read(const Matrix& w, int64_t tile, int64_t step, int64_t steps, Chunk<I>& c) {
+        constexpr int64_t kSteps = F::kColumns / kStepColumns;
+        const Tile<F> from(w, tile);
+        if constexpr (F::kStep == 512) {
+            c.code = from.step(step);
+        } else {
+            c.code = c.read;
+            for (int64_t s = 0; s < steps; s++) {
+                F::codes_of(from.step(step + s), [&](int i, codes u) FINBACK_HOT_LAMBDA {
+                    store_codes(c.read + 512 * s + 64 * i, u);
+                });
+            }
+        }
+        for (int64_t b = 0; b < steps / kSteps; b++) read_head<F>(from.head(step / kSteps + b), b, c);
+    }
+};
+
+// A matrix in rows, unpacked on the way.
+template <class F, class Unpack>
+struct FromRows {
+    template <class I>
+    static void read(const Matrix& w, int64_t tile, int64_t step, int64_t steps, Chunk<I>& c) {
+        constexpr int64_t kSteps = F::kColumns / kStepColumns;
+        c.code = c.read;
+        for (int64_t b = 0; b < steps / kSteps; b++) {
+            alignas(64) uint8_t rows[kTileRows][F::kColumns];
+            alignas(64) uint8_t head[tile_shape(F::kFormat).head];
+            make::read_rows<F, Unpack>(w, tile * kTileRows, step / kSteps + b, rows, head);
+            for (int s = 0; s < kSteps; s++) make::turn<F::kColumns>(rows, s, c.read + 512 * (kSteps * b + s));
+            read_head<F>(head, b, c);
+        }
+    }
+};
 
 // Products of step s of the chunk with T inputs, added to `total`.
 template <class I, int T>
@@ -389,7 +415,7 @@ void add_group(const Chunk<I>& c, int64_t steps, const Panel& x, int64_t g, int6
 }
 
 // At most kMostInputs inputs.
-template <class F>
+template <class F, class From>
 void tiles_for_many(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* const* x, int64_t n,
                     float* const* out) {
     using I = typename InnerOf<F>::type;
@@ -399,14 +425,13 @@ void tiles_for_many(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* 
         const int64_t c1 = smaller(c0 + slab, w.cols);
         panel.fill<F>(x, n, w.cols, c0, c1);
         for (int64_t t = row0 / kTileRows; t * kTileRows < row1; t++) {
-            const Tile<F> tile(w, t);
             const Rows rows = rows_of_tile(t, row0, row1);
             f32x16 acc[kMostInputs];
             for (int64_t i = 0; i < n; i++) acc[i] = c0 ? get_rows(rows, row0, out[i]) : broadcast(0.0f);
             for (int64_t c = c0; c < c1; c += kChunkColumns) {
                 const int64_t steps = smaller(kChunkColumns, c1 - c) / kStepColumns;
                 Chunk<I> chunk;
-                read_chunk<F, I>(tile, c / kStepColumns, steps, chunk);
+                From::read(w, t, c / kStepColumns, steps, chunk);
                 for (int64_t g = 0, share; g < n; g += share) {
                     share = share_of(n - g);
                     add_group<I>(chunk, steps, panel, g, share, (c - c0) / kStepColumns, bias_of<F>(),
@@ -426,7 +451,17 @@ void linear_tiles(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* co
         if (n == 1) return tiles_for_one<F>(w, row0, row1, x[0], out[0]);
     }
     for (int64_t i = 0; i < n; i += kMostInputs) {
-        tiles_for_many<F>(w, row0, row1, x + i, smaller(kMostInputs, n - i), out + i);
+        tiles_for_many<F, FromTiles<F>>(w, row0, row1, x + i, smaller(kMostInputs, n - i), out + i);
+    }
+}
+
+// The same for a matrix in rows of a format that has no walk of its own.
+template <class F, class Unpack>
+void linear_rows(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* const* x, int64_t n,
+                 float* const* out) {
+    if (row0 >= row1) return;
+    for (int64_t i = 0; i < n; i += kMostInputs) {
+        tiles_for_many<F, FromRows<F, Unpack>>(w, row0, row1, x + i, smaller(kMostInputs, n - i), out + i);
     }
 }
 
@@ -443,4 +478,23 @@ constexpr void fill_tiles(Table& t) {
     set(tiles::IQ3_XXS{}, tiles::IQ3_S{}, tiles::IQ4_XS{});
     t.linear_tiles[static_cast<int>(Format::MXFP4_PAIRS)] = tiled::linear_tiles<tiles::MXFP4>;
     make::fill_make_resident(t);
+}
+
+// Rows of the formats that a level has no kernel of its own for. The scalar level has the plain products.
+constexpr void fill_rows(Table& t) {
+    const auto set = [&t]<class F, class Unpack>(F, Unpack) {
+        t.linear[static_cast<int>(F::kFormat)] = tiled::linear_rows<F, Unpack>;
+    };
+    set(tiles::Q2_K{}, blocks::UnpackQ2_K{});
+    set(tiles::Q3_K{}, blocks::UnpackQ3_K{});
+    set(tiles::Q5_K{}, blocks::UnpackQ5_K{});
+    set(tiles::IQ1_S{}, blocks::UnpackIQ1_S{});
+    set(tiles::IQ1_M{}, blocks::UnpackIQ1_M{});
+    set(tiles::IQ2_XXS{}, blocks::UnpackIQ2_XXS{});
+    set(tiles::IQ2_XS{}, blocks::UnpackIQ2_XS{});
+    set(tiles::IQ2_S{}, blocks::UnpackIQ2_S{});
+    set(tiles::IQ3_XXS{}, blocks::UnpackIQ3_XXS{});
+    set(tiles::IQ3_S{}, blocks::UnpackIQ3_S{});
+    set(tiles::IQ4_NL{}, blocks::UnpackIQ4_NL{});
+    set(tiles::IQ4_XS{}, blocks::UnpackIQ4_XS{});
 }

@@ -120,27 +120,43 @@ constexpr Places places_in(const uint8_t* numbers) {
 
 // ---- the walk
 
+// Block b of sixteen rows from row0 on: numbers plus the bias, row after row, and the head. Rows beyond the
+// last are zeros.
 template <class F, class Unpack>
-bool make_block(const Matrix& w, int64_t row0, int64_t b, uint8_t* head, uint8_t* codes) {
-    static constexpr Places kPlaces = places_in(F::kNumbers);
-    using Block = typename blocks::BlockOf<F::kColumns>::type;
-    alignas(64) uint8_t rows[kTileRows][F::kColumns];
+bool read_rows(const Matrix& w, int64_t row0, int64_t b, uint8_t (*rows)[F::kColumns], uint8_t* head) {
     bool good = true;
     for (int i = 0; i < kTileRows; i++) {
-        Block c{};  // rows beyond the last are zeros
+        typename blocks::BlockOf<F::kColumns>::type c{};
         if (row0 + i < w.rows) Unpack::block(w, row0 + i, b, c);
         good &= put_scales(F{}, c, i, head);
         for (int k = 0; k < F::kColumns; k++) rows[i][k] = static_cast<uint8_t>(c.code[k] + F::kBias);
-        if constexpr (F::kNumbers != nullptr) {
-            for (int k = 0; k < F::kColumns; k++) rows[i][k] = kPlaces.at[rows[i][k]];
+    }
+    return good;
+}
+
+// Step s of a block as eight registers of [16 rows][4 columns].
+template <int kColumns>
+void turn(const uint8_t (*rows)[kColumns], int s, uint8_t* reg) {
+    for (int r = 0; r < 8; r++) {
+        for (int i = 0; i < kTileRows; i++) {
+            __builtin_memcpy(reg + 64 * r + 4 * i, rows[i] + 32 * s + 4 * r, 4);
+        }
+    }
+}
+
+template <class F, class Unpack>
+bool make_block(const Matrix& w, int64_t row0, int64_t b, uint8_t* head, uint8_t* codes) {
+    static constexpr Places kPlaces = places_in(F::kNumbers);
+    alignas(64) uint8_t rows[kTileRows][F::kColumns];
+    const bool good = read_rows<F, Unpack>(w, row0, b, rows, head);
+    if constexpr (F::kNumbers != nullptr) {
+        for (auto& row : rows) {
+            for (uint8_t& code : row) code = kPlaces.at[code];
         }
     }
     for (int s = 0; s < F::kColumns / 32; s++) {
         Step step;
-        for (int r = 0; r < 8; r++) {
-            for (int i = 0; i < kTileRows; i++)
-                __builtin_memcpy(step.reg[r] + 4 * i, rows[i] + 32 * s + 4 * r, 4);
-        }
+        turn<F::kColumns>(rows, s, step.reg[0]);
         put_planes(step, typename F::Stored{}, codes + s * F::kStep);
     }
     return good;

@@ -104,6 +104,10 @@ FORMATS = [
     ("Q4_0", "Q4_0"),
     ("Q4_K", "Q6_K"),
     ("Q6_K", "Q4_K"),
+    ("IQ2_XXS", "Q2_K"),  # with Q8_0, the mix of published q2 files
+    ("Q3_K", "IQ4_NL"),
+    ("IQ3_XXS", "IQ4_XS"),
+    ("IQ1_M", "Q5_K"),
     ("F16", "F16"),
     ("BF16", "BF16"),
     ("F32", "F32"),

@@ -10,8 +10,18 @@ from gguf import GGMLQuantizationType, quants
 from finback.errors import NumericError, RequestError
 from finback.formats import blocks
 
-CODED = ["F32", "F16", "BF16", "MXFP4", "Q8_0", "Q4_0", "Q4_K", "Q6_K"]  # known to GGML, with a codec here
-HALF_SCALES = {"Q8_0": [0], "Q4_0": [0], "Q4_K": [0, 2], "Q6_K": [208]}  # where half floats lie in a block
+GRIDS = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"]  # read, not encoded
+SEARCHED = ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"]  # with an encoder that searches
+ENCODED = ["F32", "F16", "BF16", "MXFP4", "Q8_0", "Q4_0", *SEARCHED]  # known to GGML, with both ways here
+HALF_SCALES = {  # where half floats lie in a block
+    **{name: [0] for name in ["Q8_0", "Q4_0", "IQ4_NL", "IQ4_XS", *GRIDS]},
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "Q4_K": [0, 2],
+    "Q5_K": [0, 2],
+    "Q6_K": [208],
+    "IQ1_M": [54],  # the exponent is in the top of the last byte; the rest is spread over three words before
+}
 
 
 def random_rows(format: str, rows: int, cols: int, seed: int = 0) -> np.ndarray:
@@ -34,7 +44,7 @@ def ggml_values(format: str, data: np.ndarray) -> np.ndarray:
         return np.asarray(quants.dequantize(data, GGMLQuantizationType[format]), np.float32)
 
 
-@pytest.mark.parametrize("format", CODED)
+@pytest.mark.parametrize("format", [*ENCODED, *GRIDS])
 @pytest.mark.parametrize("count", [1, 2, 3, 17])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_decode_gives_ggml_values(format: str, count: int, rows: int) -> None:
@@ -68,8 +78,8 @@ def test_sizes_are_those_of_ggml() -> None:
 
 def test_activation_encodings() -> None:
     wanted = {
-        "A8x32": {"Q8_0", "Q4_0", "MXFP4", "MXFP4_PAIRS"},
-        "A8x256": {"Q4_K", "Q6_K"},
+        "A8x32": {"Q8_0", "Q4_0", "MXFP4", "MXFP4_PAIRS", "IQ4_NL"},
+        "A8x256": {*SEARCHED, *GRIDS} - {"IQ4_NL"},
         "BF16": {"FP8_E4M3"},
         "F32": {"F32", "F16", "BF16"},
     }
@@ -107,12 +117,30 @@ def q4_k_block(d: float) -> np.ndarray:
     return np.concatenate([halves, [1] * 4, [0] * 4, [1] * 4, np.full(128, 0x11)]).astype(np.uint8)
 
 
+def q2_k_block(d: float) -> np.ndarray:
+    """Every code 1, all scales 1, minima 0."""
+    halves = np.array([d, 0], np.float16).view(np.uint8)
+    return np.concatenate([np.full(16, 1), np.full(64, 0x55), halves]).astype(np.uint8)
+
+
+def iq2_xxs_block(d: float) -> np.ndarray:
+    """The first point is eight times 8, the scale (2 * 0 + 1) / 8."""
+    return np.concatenate([np.array([d], np.float16).view(np.uint8), np.zeros(64)]).astype(np.uint8)
+
+
 def q8_0_block(d: float) -> np.ndarray:
     return np.concatenate([np.array([d], np.float16).view(np.uint8), np.ones(32)]).astype(np.uint8)
 
 
 @pytest.mark.parametrize(
-    ("format", "make"), [("Q6_K", q6_k_block), ("Q4_K", q4_k_block), ("Q8_0", q8_0_block)]
+    ("format", "make"),
+    [
+        ("Q6_K", q6_k_block),
+        ("Q4_K", q4_k_block),
+        ("Q2_K", q2_k_block),
+        ("IQ2_XXS", iq2_xxs_block),
+        ("Q8_0", q8_0_block),
+    ],
 )
 def test_each_block_of_a_row_fills_its_own_place(format: str, make: object) -> None:
     assert callable(make)
@@ -125,7 +153,7 @@ def test_each_block_of_a_row_fills_its_own_place(format: str, make: object) -> N
     )
 
 
-@pytest.mark.parametrize("format", [*CODED, "FP8_E4M3", "MXFP4_PAIRS"])
+@pytest.mark.parametrize("format", [*ENCODED, "FP8_E4M3", "MXFP4_PAIRS"])
 def test_chunks_do_not_show(format: str, monkeypatch: pytest.MonkeyPatch) -> None:
     x = np.random.default_rng(2).standard_normal((7, 768), np.float32)
     data = blocks.encode(format, x)
@@ -142,7 +170,7 @@ def test_encoding_decoded_values_changes_nothing(format: str) -> None:
     np.testing.assert_array_equal(blocks.decode(format, blocks.encode(format, values), 4, 256), values)
 
 
-@pytest.mark.parametrize("format", [*CODED, "FP8_E4M3", "MXFP4_PAIRS"])
+@pytest.mark.parametrize("format", [*ENCODED, "FP8_E4M3", "MXFP4_PAIRS"])
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_encode_refuses_what_is_not_finite(format: str, bad: float) -> None:
     x = np.zeros((2, 256), np.float32)
@@ -151,14 +179,14 @@ def test_encode_refuses_what_is_not_finite(format: str, bad: float) -> None:
         blocks.encode(format, x)
 
 
-@pytest.mark.parametrize("format", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("format", ["F16", "BF16", "Q8_0", "Q4_0", *SEARCHED])
 def test_encode_refuses_what_overflows(format: str) -> None:
     x = np.full((1, 256), np.finfo(np.float32).max, np.float32)
     with pytest.raises(NumericError, match="cannot encode"):
         blocks.encode(format, x)
 
 
-@pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "Q4_K", "Q6_K", "MXFP4", "F16", "BF16"])
+@pytest.mark.parametrize("format", ["Q8_0", "Q4_0", *SEARCHED, "MXFP4", "F16", "BF16"])
 @pytest.mark.parametrize("value", [0.0, -0.0, 1e-44, 1e-38, -1e-38])
 def test_the_smallest_values_encode(format: str, value: float) -> None:
     x = np.full((1, 256), value, np.float32)
@@ -173,9 +201,11 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
         blocks.row_bytes("F32", 0)
     with pytest.raises(RequestError, match="take 68 bytes"):
         blocks.decode("Q8_0", np.zeros(67, np.uint8), 2, 32)
-    with pytest.raises(RequestError, match="Q2_K can be listed"):
-        blocks.decode("Q2_K", np.zeros(84, np.uint8), 1, 256)
+    with pytest.raises(RequestError, match="Q5_1 can be listed"):
+        blocks.decode("Q5_1", np.zeros(24, np.uint8), 1, 32)
     with pytest.raises(RequestError, match="'Q9_K' is unknown"):
         blocks.row_bytes("Q9_K", 256)
+    with pytest.raises(RequestError, match="IQ2_S can be read but not encoded"):
+        blocks.encode("IQ2_S", np.zeros((1, 256), np.float32))
     with pytest.raises(RequestError, match="float32"):
         blocks.encode("Q8_0", np.zeros(32, np.float32))

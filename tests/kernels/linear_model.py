@@ -1,7 +1,8 @@
 """The arithmetic of docs/exactness.md sections 4 to 6 in NumPy, written from the page and not from the kernels.
 
 Owns an fma that rounds once (float64 with rounding to odd), the meaning of the bytes of most blocks (of the others it
-takes the fields that finback.reference reads), and packing, products and decoded rows built on them. All results are float32 bits, to be compared as bytes. Refuses to be fast: a model.
+takes the fields that finback.reference reads), and packing, products and decoded rows built on them. All results are
+float32 bits, to be compared as bytes. Refuses to be fast: a model.
 """
 
 from __future__ import annotations

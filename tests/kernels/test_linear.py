@@ -180,6 +180,14 @@ def test_integer_sums_at_their_largest(level: str, format: str, byte: int) -> No
     check(np.concatenate([linear(level, m, packed[t : t + 1]) for t in range(5)]), expected, "one by one")
 
 
+@pytest.mark.parametrize("format", [f for f in INTEGER if ENCODING[f] == "A8x256"])
+def test_sums_of_a_block_fit(format: str) -> None:
+    """The bounds that docs/exactness.md states, from the greatest code, scale and minimum that bytes can spell."""
+    w = linear_model.codes256(random_matrix(np.random.default_rng(13), format, 64, 1024))
+    assert 256 * 127 * np.abs(w.codes).max() * np.abs(w.sc).max() <= 133_169_152
+    assert w.low is None or 256 * 127 * w.low.max() <= 2_048_256
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("level", LEVELS)
 def test_zero_input_gives_plus_zero(level: str, format: str) -> None:
@@ -227,21 +235,71 @@ def test_every_fp8_code_times_every_position(level: str) -> None:
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_fp8_inputs_up_to_the_largest(level: str) -> None:
-    """bf16 inputs around 2^120, beyond which 2^8 times the input leaves float32, up to the largest: lanes that overflow
-    stay infinite."""
+    """bf16 inputs around 2^28 and 2^120, beyond which 2^100 and 2^8 times the input leave float32, up to the largest:
+    lanes that overflow stay infinite."""
     rng = np.random.default_rng(12)
     cols = 256
     m = random_matrix(rng, "FP8_E4M3", 6, cols, (32, 32))
     m.data[:] &= 0x37  # positive, below 1: sums of a lane stay finite until the inputs near 2^125
-    tops = (99, 118, 119.9, 120.1, 121, 127.9)
+    tops = (27.9, 28.1, 99, 118, 119.9, 120.1, 121, 127.9)
     x = np.stack([np.exp2(rng.uniform(top - 3, top, cols)) for top in tops]).astype(np.float32)
-    x[:5, ::3] *= -1
+    x[:7, ::3] *= -1
+    x[1, 17] = 2.0**28
     expected = linear_model.linear(m, [linear_model.pack("BF16", row) for row in x])
-    assert np.isfinite(expected[:5]).all()
-    assert np.isposinf(expected[5]).any()
+    assert np.isfinite(expected[:7]).all()
+    assert np.isposinf(expected[7]).any()
     packed = pack_all(level, "FP8_E4M3", x)
     check(linear(level, m, packed), expected, "together")
     check(np.concatenate([linear(level, m, packed[t : t + 1]) for t in range(len(x))]), expected, "one by one")
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_fp8_at_both_ends_of_scales_and_inputs(level: str) -> None:
+    """The least inputs under all codes, subnormal ones too, and float scales from subnormal ones to those around 2^108
+    and the largest: the factors a kernel moves between inputs and scales cost no bit."""
+    rng = np.random.default_rng(13)
+    cols, rows = 32 * 9 + 5, 37
+    m = random_matrix(rng, "FP8_E4M3", rows, cols, (32, 32), float_scales=True)
+    assert m.scales is not None
+    signs = rng.choice([-1, 1], cols)
+    x = np.stack([np.exp2(rng.uniform(low, low + 2, cols)) * signs for low in (-100, -60, 25)]).astype(np.float32)
+    for low, high in ((-149, -120), (-30, 0), (100, 107.9), (104, 108.5), (120, 127.9)):
+        magnitude = np.exp2(rng.uniform(low, high, len(m.scales)))
+        scales = (magnitude * rng.choice([-1, 1], len(m.scales))).astype(np.float32)
+        stored = Stored(m.format, m.data, rows, cols, scales, m.block)
+        packed = pack_all(level, "FP8_E4M3", x)
+        with np.errstate(over="ignore", invalid="ignore"):
+            expected = linear_model.linear(stored, [linear_model.pack("BF16", row) for row in x])
+        assert np.isfinite(expected[:2]).all()
+        check(linear(level, stored, packed), expected, f"2^{low}, together")
+        alone = np.concatenate([linear(level, stored, packed[t : t + 1]) for t in range(len(x))])
+        check(alone, expected, f"2^{low}, alone")
+
+
+@pytest.mark.parametrize("level", FAST_LEVELS)
+@pytest.mark.parametrize("format", ["FP8_E4M3", *FLOAT])
+def test_ranges_that_cross_blocks_of_scales(level: str, format: str) -> None:
+    """Ranges of one to many rows that start and end anywhere, for one input, which takes rows that lie far apart
+    together, and for several."""
+    rng = np.random.default_rng(14)
+    block = (32, 32) if format == "FP8_E4M3" else None
+    m = random_matrix(rng, format, 150, 70, block)
+    packed = pack_all("scalar", format, random_inputs(rng, 3, 70))
+    whole = linear("scalar", m, packed)
+    ranges = [(first, first + count) for first in (0, 1, 30, 31, 32, 95) for count in (*range(1, 21), 33, 55)]
+    for row0, row1 in [*ranges, (0, 150), (1, 149)]:
+        for n in (1, 3):
+            part = np.ascontiguousarray(whole[:n, row0:row1])
+            check(linear(level, m, packed[:n], row0, row1), part, f"{row0}..{row1}, {n} inputs")
+
+
+@pytest.mark.parametrize("level", FAST_LEVELS)
+@pytest.mark.parametrize("cols", [16383, 16384, 16385])
+def test_fp8_rows_around_the_widest_of_one_input(level: str, cols: int) -> None:
+    rng = np.random.default_rng(15)
+    m = random_matrix(rng, "FP8_E4M3", 5, cols, (128, 128))
+    packed = pack_all("scalar", "FP8_E4M3", random_inputs(rng, 1, cols))
+    check(linear(level, m, packed), linear("scalar", m, packed), f"{cols} columns")
 
 
 @pytest.mark.parametrize("format", ["FP8_E4M3", "MXFP4", "MXFP4_PAIRS"])
@@ -313,7 +371,7 @@ def nearest_f32(value: int) -> float:
 @pytest.mark.parametrize("format", INTEGER)
 @pytest.mark.parametrize("level", LEVELS)
 def test_row_of_three_blocks(level: str, format: str) -> None:
-    """Case A03 as a product: blocks of equal weights under scales 1, 2 and 0.5, inputs that reach one or all of them."""
+    """Case A03 as a product: blocks of equal weights under scales 1, 2, 0.5, and inputs that reach one or all."""
     width, scales = UNIT[format], (1.0, 2.0, 0.5)
     m = ones_in_blocks(format, np.array(scales), rows=5)
     reach = np.array([[127, 0, 0], [0, 127, 0], [0, 0, 127], [127, 127, 127]], np.float32)

@@ -12,14 +12,20 @@ from finback.formats.blocks import decode, decode_fp8, decode_mxfp4_pairs, encod
 from finback.reference.canonical import Canonical, pack_bf16, pack_int8
 from finback.reference.matrix import Matrix
 from finback.reference.oracle import Oracle
+from finback.tools.random_bytes import RandomBytes
 from tests.reference.test_floats import exact_fma, nearest_f32
 
 RNG = np.random.default_rng(7)
-SIMPLE = ["F32", "F16", "BF16", "Q8_0", "Q4_0", "MXFP4", "Q4_K", "Q6_K"]
+GRIDS = ["IQ1_S", "IQ1_M", "IQ2_XXS", "IQ2_XS", "IQ2_S", "IQ3_XXS", "IQ3_S"]
+INTEGER = ["Q8_0", "Q4_0", "MXFP4", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", *GRIDS]
+SIMPLE = ["F32", "F16", "BF16", *INTEGER]
 
 
 def example(format: str, rows: int, cols: int) -> Matrix:
     """A matrix of random values in a format, with scales of different sizes in its blocks."""
+    if format in GRIDS:
+        random = RandomBytes(int(RNG.integers(1 << 30)))
+        return Matrix(format, rows, cols, next(random.matrix("w", format, rows, cols, 1.0)).reshape(rows, -1))
     spread = 2.0 ** RNG.integers(-3, 4, (rows, cols // 32, 1))
     x = (RNG.standard_normal((rows, cols // 32, 32)) * spread).astype(np.float32).reshape(rows, cols)
     return Matrix(format, rows, cols, encode(format, x))
@@ -118,7 +124,7 @@ def test_bf16_encoding() -> None:
     assert not np.signbit(pack_bf16(np.array([-1e-35], np.float32)))[0]
 
 
-@pytest.mark.parametrize("format", ["Q8_0", "Q4_0", "MXFP4", "Q4_K", "Q6_K"])
+@pytest.mark.parametrize("format", INTEGER)
 def test_block_product_is_the_page(format: str) -> None:
     """Section 5, a scalar chain with exact fma over blocks, from the fields."""
     w, x = example(format, 3, 512), RNG.standard_normal((2, 512)).astype(np.float32)

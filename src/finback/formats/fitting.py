@@ -58,7 +58,7 @@ def of_table(table: npt.NDArray[np.int8]) -> Nearest:
 def fit_signed(
     x: Floats, width: int, nearest: Nearest, *, lowest: int, scale_low: int, factors: tuple[float, ...]
 ) -> Signed:
-    """Blocks [n, cols] in groups of `width`. Codes reach down to `lowest`, scales from `scale_low` to -scale_low - 1."""
+    """Blocks [n, cols] in groups of `width`; codes go down to `lowest`, scales from `scale_low` to -scale_low - 1."""
     require_range(x)
     groups = x.reshape(len(x), -1, width)
     steps = best_steps(groups, nearest, lowest, factors)

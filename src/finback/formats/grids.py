@@ -54,12 +54,14 @@ def grid(name: str) -> Int8s:
     numbers = np.flatnonzero(np.unpackbits(packed, bitorder="little"))
     base = len(shape.levels)
     points = numbers[:, None] // base ** np.arange(shape.numbers) % base
-    return np.array(shape.levels, np.int8)[points]
+    values: Int8s = np.array(shape.levels, np.int8)[points]
+    return values
 
 
 def _set_bytes(shape: _Shape) -> int:
     """One bit for each possible point, in whole words of 64 bits."""
-    return -(-(len(shape.levels) ** shape.numbers) // 64) * 8
+    possible: int = len(shape.levels) ** shape.numbers
+    return -(-possible // 64) * 8
 
 
 _SETS: Final = (

@@ -129,7 +129,8 @@ def encode_iq4_xs(x: Floats) -> Bytes:
 
 
 def _picks(packed: Bytes) -> Floats:
-    return TABLE[np.concatenate([packed & 15, packed >> 4], axis=-1)].astype(np.float32)
+    values: Floats = TABLE[np.concatenate([packed & 15, packed >> 4], axis=-1)].astype(np.float32)
+    return values
 
 
 def _pack_picks(codes: Floats) -> Bytes:
@@ -169,7 +170,8 @@ def _nibbles(stored: Bytes) -> Ints:
 
 def _seven_signs(tail: Ints) -> Bytes:
     """[n, groups] -> the eight signs of each of four points, [n, groups, 4]."""
-    return EIGHT_SIGNS[tail[..., None] >> np.arange(0, 28, 7) & 127]
+    eight: Bytes = EIGHT_SIGNS[tail[..., None] >> np.arange(0, 28, 7) & 127]
+    return eight
 
 
 def _signs(stored: Bytes) -> npt.NDArray[np.int8]:

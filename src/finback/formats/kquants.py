@@ -61,8 +61,8 @@ def encode_q3_k(x: Floats) -> Bytes:
     fit = fit_signed(x, 16, whole(-4, 3), lowest=-4, scale_low=-32, factors=Q3_K_STEPS)
     stored = (fit.codes + np.float32(4)).astype(np.uint8)
     scales = (fit.scales + np.float32(32)).astype(np.uint8)
-    parts = [_pack_bits(stored >> 2), _pack_pairs(stored & 3), _pack_q3_k_scales(scales), _pack_halves(fit.d)]
-    return np.concatenate(parts, axis=1)
+    codes = [_pack_bits(stored >> np.uint8(2)), _pack_pairs(stored & np.uint8(3))]
+    return np.concatenate([*codes, _pack_q3_k_scales(scales), _pack_halves(fit.d)], axis=1)
 
 
 def _unpack_q3_k_scales(packed: Bytes) -> Bytes:
@@ -112,7 +112,7 @@ def encode_q5_k(x: Floats) -> Bytes:
     fit = fit_lifted(x, 32, top=31, most=63, factors=Q4_K_STEPS)
     codes = fit.codes.astype(np.uint8)
     head = [_pack_halves(fit.d, fit.dmin), _pack_scales(fit.scales, fit.minima)]
-    return np.concatenate([*head, _pack_bits(codes >> 4), _pack_nibbles(codes & 15)], axis=1)
+    return np.concatenate([*head, _pack_bits(codes >> np.uint8(4)), _pack_nibbles(codes & np.uint8(15))], axis=1)
 
 
 # ---- Q6_K: 128 bytes of low nibbles, 64 of high bit pairs, 16 int8 scales, d (half) --------------------------------
@@ -133,7 +133,7 @@ def encode_q6_k(x: Floats) -> Bytes:
     nibbles = (stored & 15).reshape(-1, 2, 4, 32)
     low = nibbles[:, :, :2] | nibbles[:, :, 2:] << 4  # of each half: quarters 0, 1 low; 2, 3 high
     tail = [fit.scales.astype(np.int8).view(np.uint8), _pack_halves(fit.d)]
-    return np.concatenate([low.reshape(-1, 128), _pack_pairs(stored >> 4), *tail], axis=1)
+    return np.concatenate([low.reshape(-1, 128), _pack_pairs(stored >> np.uint8(4)), *tail], axis=1)
 
 
 # ---- values --------------------------------------------------------------------------------------------------------
@@ -164,7 +164,8 @@ def _unpack_nibbles(packed: Bytes) -> Bytes:
 
 def _pack_nibbles(codes: Bytes | Floats) -> Bytes:
     runs = codes.astype(np.uint8).reshape(-1, 4, 2, 32) << _NIBBLE_SHIFTS
-    return np.bitwise_or.reduce(runs, axis=2).reshape(-1, 128)
+    packed: Bytes = np.bitwise_or.reduce(runs, axis=2).reshape(-1, 128)
+    return packed
 
 
 def _unpack_pairs(packed: Bytes) -> Bytes:
@@ -174,7 +175,8 @@ def _unpack_pairs(packed: Bytes) -> Bytes:
 
 def _pack_pairs(codes: Bytes | Floats) -> Bytes:
     runs = codes.astype(np.uint8).reshape(-1, 2, 4, 32) << _PAIR_SHIFTS
-    return np.bitwise_or.reduce(runs, axis=2).reshape(-1, 64)
+    packed: Bytes = np.bitwise_or.reduce(runs, axis=2).reshape(-1, 64)
+    return packed
 
 
 def _unpack_bits(packed: Bytes) -> Bytes:
@@ -183,7 +185,8 @@ def _unpack_bits(packed: Bytes) -> Bytes:
 
 
 def _pack_bits(codes: Bytes) -> Bytes:
-    return np.bitwise_or.reduce(codes.reshape(-1, 8, 32) << _BIT_SHIFTS, axis=1).reshape(-1, 32)
+    packed: Bytes = np.bitwise_or.reduce(codes.reshape(-1, 8, 32) << _BIT_SHIFTS, axis=1).reshape(-1, 32)
+    return packed
 
 
 def _pack_halves(*factors: Floats) -> Bytes:

@@ -169,7 +169,8 @@ def _signed(points: npt.NDArray[np.int8], signs: Ints) -> Ints:
 def _parity(seven: Ints) -> Ints:
     """Seven signs with the eighth on top, which makes the number of minuses even."""
     ones = (seven[..., None] >> np.arange(7) & 1).sum(axis=-1)
-    return seven + 128 * (ones % 2)
+    eight: Ints = seven + 128 * (ones % 2)
+    return eight
 
 
 def _part(d: Bytes, fraction: float) -> F32:

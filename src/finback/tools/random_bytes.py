@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from finback.errors import RequestError, shown
-from finback.formats.blocks import encode, row_bytes
+from finback.formats.blocks import FORMATS, encode, row_bytes
 from finback.formats.microfloats import encode_e4m3
 
 Bytes = npt.NDArray[np.uint8]
@@ -79,9 +79,26 @@ E2M1_STD: Final = _E2M1_STD
 _E4M3_TABLE: Final = encode_e4m3(np.linspace(-_E4M3_WIDEST, _E4M3_WIDEST, 256, dtype=np.float32)).tobytes()
 _PLAIN: Final = frozenset({"F32", "F16", "BF16"})
 # Deviation of the integer codes of each format, so that `std / deviation` is the scale.
-_INTEGER_STD: Final = {"Q8_0": 73.9, "Q4_0": 4.6, "Q4_K": 280.0, "Q6_K": 1367.0}
-_SCALE_AT: Final = {"Q8_0": (34, 0), "Q4_0": (18, 0), "Q4_K": (144, 0), "Q6_K": (210, 208)}
-_Q4_K_CENTRE: Final = 7.5  # mean of a 4-bit code: what the minimum must take away
+_INTEGER_STD: Final = {
+    "Q8_0": 73.9,
+    "Q4_0": 4.6,
+    "Q2_K": 13.9,
+    "Q3_K": 43.4,
+    "Q4_K": 280.0,
+    "Q5_K": 529.0,
+    "Q6_K": 1367.0,
+    "IQ1_S": 7.22,
+    "IQ1_M": 7.21,
+    "IQ2_XXS": 53.4,
+    "IQ2_XS": 55.9,
+    "IQ2_S": 56.4,
+    "IQ3_XXS": 142.0,
+    "IQ3_S": 140.0,
+    "IQ4_NL": 67.2,
+    "IQ4_XS": 1246.0,
+}
+_SCALE_AT: Final = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}  # where a block keeps its scale; the others begin with it
+_CENTRE: Final = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}  # mean of a code: what the minimum, stored next, takes away
 
 
 @lru_cache(maxsize=16)
@@ -108,12 +125,19 @@ def _shaped(raw: Bytes, format: str, std: float) -> Bytes:
     if format not in _INTEGER_STD:
         raise RequestError(f"format is {shown(format)}; random bytes are made in {', '.join(_INTEGER_STD)}, "
                            "MXFP4, MXFP4_PAIRS, FP8_E4M3, F32, F16 and BF16")  # fmt: skip
-    size, at = _SCALE_AT[format]
-    blocks = raw.reshape(-1, size)
-    spread = 0.75 + blocks[:, at].astype(np.float32) / 512  # so that no two blocks need agree
-    scale = (spread * np.float32(std / _INTEGER_STD[format])).astype(np.float16)
-    blocks[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
-    if format == "Q4_K":
-        minimum = (spread * np.float32(std / _INTEGER_STD[format] * _Q4_K_CENTRE)).astype(np.float16)
-        blocks[:, 2:4] = minimum.view(np.uint8).reshape(-1, 2)
+    at, blocks = _SCALE_AT.get(format, 0), raw.reshape(-1, FORMATS[format].block_bytes)
+    spread = np.float32(0.75) + blocks[:, at].astype(np.float32) / np.float32(512)  # so that no two blocks need agree
+    scale = _halves(spread, std / _INTEGER_STD[format])
+    if format == "IQ1_M":  # a nibble of it on top of each of the last four words
+        nibbles = np.stack([scale & 15, scale >> 4], axis=2).reshape(-1, 4)
+        blocks[:, 49::2] = blocks[:, 49::2] & 15 | nibbles << 4
+        return raw
+    blocks[:, at : at + 2] = scale
+    if format in _CENTRE:
+        blocks[:, at + 2 : at + 4] = _halves(spread, std / _INTEGER_STD[format] * _CENTRE[format])
     return raw
+
+
+def _halves(spread: npt.NDArray[np.float32], factor: float) -> Bytes:
+    """spread [n] * factor as half floats, uint8 [n, 2]."""
+    return (spread * np.float32(factor)).astype(np.float16).view(np.uint8).reshape(-1, 2)
