@@ -1,6 +1,7 @@
 // Packing, matrix products in both layouts, resident copies and decoded rows of every format. Owns random
 // weights: any bytes are codes, only scales are chosen, so that they are finite. Refuses a format whose
 // scales it does not know: a new format is added to kScales.
+#include <cmath>
 #include <vector>
 
 #include "digest/digest.h"
@@ -195,8 +196,9 @@ void digest_pack(const Table& table) {
 
 using Product = void (*)(const Matrix&, int64_t, int64_t, const uint8_t* const*, int64_t, float* const*);
 
-// The rows of w in three ranges, for n inputs.
-Hash product(Product linear, const Matrix& w, const Inputs& x, int64_t n) {
+// The rows of w in three ranges, for n inputs. Where weights are broken a result counts as not finite,
+// whether it is an infinity or a NaN: that it is found is the promise, not how it looks.
+Hash product(Product linear, const Matrix& w, const Inputs& x, int64_t n, bool broken) {
     const Memory result(4 * n * w.rows);
     const int64_t cut[] = {0, w.rows / 3, w.rows - w.rows / 5, w.rows};
     for (int part = 0; part < 3; part++) {
@@ -204,6 +206,10 @@ Hash product(Product linear, const Matrix& w, const Inputs& x, int64_t n) {
         std::vector<float*> out;
         for (int64_t t = 0; t < n; t++) out.push_back(result.floats() + t * w.rows + cut[part]);
         linear(w, cut[part], cut[part + 1], x.rows(), n, out.data());
+    }
+    for (int64_t i = 0; broken && i < n * w.rows; i++) {
+        float& y = result.floats()[i];
+        if (!std::isfinite(y)) y = __builtin_nanf("");
     }
     Hash hash;
     hash.all(result);
@@ -219,13 +225,15 @@ std::string name_of(const Matrix& w, int64_t n) {
 
 void digest_products(const Table& table, const Matrix& w, const Matrix* tiles, int seed) {
     const int f = static_cast<int>(w.format);
+    const bool broken = seed == static_cast<int>(Spread::BROKEN);
     for (int64_t n : {1, 2, 3, 5, 17, 64}) {
         Random random(static_cast<uint64_t>(1000 * f + n));
         const Inputs x(table, random, encoding_of(w.format), w.cols, n);
-        line("linear", format_name(w.format), "rows", name_of(w, n), seed, product(table.linear[f], w, x, n));
+        line("linear", format_name(w.format), "rows", name_of(w, n), seed,
+             product(table.linear[f], w, x, n, broken));
         if (tiles)
             line("linear", format_name(w.format), "tiles", name_of(w, n), seed,
-                 product(table.linear_tiles[f], *tiles, x, n));
+                 product(table.linear_tiles[f], *tiles, x, n, broken));
     }
     Hash hash;
     for (int64_t r = 0; r < w.rows; r++) {
