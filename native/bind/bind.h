@@ -22,6 +22,7 @@ void bind_memory(nanobind::module_& m);    // FileMap, Buffer, Matrix, MatrixSta
 void bind_resident(nanobind::module_& m);  // resident copies of matrices
 void bind_sequence(nanobind::module_& m);  // KvLayout, Sequence, Batch
 void bind_program(nanobind::module_& m);   // Program
+void bind_bench(nanobind::module_& m);     // BenchProducts, BenchExperts
 
 // Throws nanobind's ValueError.
 [[noreturn]] void refuse(const std::string& what);

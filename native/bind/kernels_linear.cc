@@ -113,9 +113,10 @@ std::unique_ptr<uint8_t, Free> aligned(int64_t bytes) {
 }
 
 auto linear(const std::string& level, const std::string& format, Bytes data, std::optional<Scales> scales,
-            int64_t rows, int64_t cols, BlockShape block, PackedRows packed, int64_t row0, int64_t row1) {
+            int64_t rows, int64_t cols, BlockShape block, PackedRows packed, int64_t row0, int64_t row1,
+            bool resident) {
     const Table& table = table_of(level);
-    const Matrix w = matrix_of(format, data, scales, rows, cols, block);
+    Matrix w = matrix_of(format, data, scales, rows, cols, block);
     const int64_t n = static_cast<int64_t>(packed.shape(0)),
                   bytes = packed_bytes(encoding_of(w.format), cols);
     require(0 <= row0 && row0 <= row1 && row1 <= rows, "row0, row1 are not a range of the rows");
@@ -132,8 +133,31 @@ auto linear(const std::string& level, const std::string& format, Bytes data, std
         out.push_back(result + t * (row1 - row0));
     }
     const FloatMode mode;
-    table.linear[static_cast<int>(w.format)](w, row0, row1, x.data(), n, out.data());
+    const int f = static_cast<int>(w.format);
+    std::unique_ptr<uint8_t, Free> copy;
+    if (resident) {
+        copy = aligned(resident_bytes(w.format, rows, cols));
+        table.make_resident[f](w, 0, rows, copy.get());
+        w.layout = resident_layout(w.format);
+        w.data = copy.get();
+    }
+    (w.layout == Layout::TILES ? table.linear_tiles : table.linear)[f](w, row0, row1, x.data(), n,
+                                                                       out.data());
     return array;
+}
+
+// The resident copy of a matrix, and whether all of it is finite.
+auto resident_copy(const std::string& level, const std::string& format, Bytes data,
+                   std::optional<Scales> scales, int64_t rows, int64_t cols, BlockShape block) {
+    const Table& table = table_of(level);
+    const Matrix w = matrix_of(format, data, scales, rows, cols, block);
+    const int64_t bytes = resident_bytes(w.format, rows, cols);
+    const auto copy = aligned(bytes);
+    std::fill_n(copy.get(), bytes, uint8_t{0xa5});  // a byte that is left unwritten is found
+    const bool finite = table.make_resident[static_cast<int>(w.format)](w, 0, rows, copy.get());
+    uint8_t* result = new uint8_t[static_cast<size_t>(bytes)];
+    std::copy_n(copy.get(), bytes, result);
+    return std::pair(owned(result, {static_cast<size_t>(bytes)}), finite);
 }
 
 auto pack(const std::string& level, const std::string& encoding, Floats x) {
@@ -171,7 +195,9 @@ void bind_kernels_linear(nb::module_& m) {
     m.def("pack", &pack, nb::arg("level"), nb::arg("encoding"), nb::arg("x").noconvert());
     m.def("linear", &linear, nb::arg("level"), nb::arg("format"), nb::arg("data").noconvert(),
           nb::arg("scales").noconvert().none(), nb::arg("rows"), nb::arg("cols"), nb::arg("block").none(),
-          nb::arg("packed").noconvert(), nb::arg("row0"), nb::arg("row1"));
+          nb::arg("packed").noconvert(), nb::arg("row0"), nb::arg("row1"), nb::arg("resident") = false);
+    m.def("resident_copy", &resident_copy, nb::arg("level"), nb::arg("format"), nb::arg("data").noconvert(),
+          nb::arg("scales").noconvert().none(), nb::arg("rows"), nb::arg("cols"), nb::arg("block").none());
     m.def("decode_row", &decode_row, nb::arg("level"), nb::arg("format"), nb::arg("data").noconvert(),
           nb::arg("scales").noconvert().none(), nb::arg("rows"), nb::arg("cols"), nb::arg("block").none(),
           nb::arg("row"));

@@ -70,4 +70,5 @@ NB_MODULE(_native, m) {
     bind_kernels(m);
     bind_kernels_linear(m);
     bind_sample(m);
+    bind_bench(m);
 }

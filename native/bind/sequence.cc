@@ -8,7 +8,10 @@
 
 #include <optional>
 
+#include "bench/fill.h"
 #include "bind/bind.h"
+#include "core/cpu.h"
+#include "core/float_mode.h"
 
 namespace nb = nanobind;
 
@@ -100,6 +103,18 @@ void keep_pages(BoundSequence& self, size_t n) {
     if (n > self.pages.size()) refuse("the sequence has fewer pages");
     self.sequence.pages.resize(n);
     self.pages.resize(n);
+}
+
+void fill(BoundSequence& self, const std::string& isa, int64_t length, uint64_t seed) {
+    check_idle(self.running, "the sequence");
+    std::string why;
+    const Table* table = select_table(isa, &why);
+    if (!table) refuse(why);
+    if (length < 1 || length > kMaxPosition) refuse("length out of range");
+    if (pages_for(*self.sequence.layout, length) > static_cast<int64_t>(self.pages.size()))
+        refuse("the sequence lacks pages for this length");
+    const FloatMode mode;
+    fill_sequence(*table, self.sequence, length, seed);
 }
 
 void init_batch(BoundBatch* self, int32_t max_rows, int32_t max_logit_rows, int32_t vocab) {
@@ -240,6 +255,7 @@ void bind_sequence(nb::module_& m) {
         .def("__init__", &init_sequence, nb::arg("layout"), nb::arg("frontier"), nb::arg("offset"))
         .def("add_page", &add_page, nb::arg("buffer"), nb::arg("offset"))
         .def("keep_pages", &keep_pages, nb::arg("n"))
+        .def("fill", &fill, nb::arg("isa"), nb::arg("length"), nb::arg("seed"))
         .def_prop_ro("pages", [](const BoundSequence& s) { return s.pages.size(); });
     nb::class_<BoundBatch>(m, "Batch")
         .def("__init__", &init_batch, nb::arg("max_rows"), nb::arg("max_logit_rows"), nb::arg("vocab"))

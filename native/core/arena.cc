@@ -34,7 +34,7 @@ uint8_t* map_aligned(size_t size) {
 
 }  // namespace
 
-Buffer::Buffer(int64_t size) {
+Buffer::Buffer(int64_t size, Pages pages) {
     const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     if (size <= 0 || size > INT64_MAX / 2) throw std::bad_alloc();
     const size_t bytes = round_up(static_cast<size_t>(size), page);
@@ -43,7 +43,8 @@ Buffer::Buffer(int64_t size) {
 #if defined(MADV_HUGEPAGE)
     // Advice only: a kernel without transparent huge pages refuses it, and the buffer is then merely a little
     // slower.
-    if (bytes >= kHugePage) static_cast<void>(madvise(data_, bytes, MADV_HUGEPAGE));
+    const int advice = pages == Pages::HUGE ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;
+    if (bytes >= kHugePage) static_cast<void>(madvise(data_, bytes, advice));
 #endif
     held.fetch_add(size_, std::memory_order_relaxed);
 }

@@ -7,10 +7,13 @@
 
 namespace finback {
 
+// Which pages of the system a large buffer asks for. SMALL: those a mapped file has, for measuring.
+enum class Pages { HUGE, SMALL };
+
 class Buffer {
   public:
     // `size` > 0 bytes, rounded up to the system's pages. Throws std::bad_alloc.
-    explicit Buffer(int64_t size);
+    explicit Buffer(int64_t size, Pages pages = Pages::HUGE);
     ~Buffer();
     Buffer(const Buffer&) = delete;
     Buffer& operator=(const Buffer&) = delete;

@@ -2,6 +2,8 @@
 
 #include <pthread.h>
 #include <signal.h>
+#include <sys/resource.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -203,6 +205,20 @@ Range share(int64_t n, int id, int size, int64_t grain) {
 }
 
 int pool_owner() { return owner.load(); }
+
+int64_t preemptions() {
+#if defined(RUSAGE_THREAD)
+    rusage usage{};
+    if (getrusage(RUSAGE_THREAD, &usage) == 0) return usage.ru_nivcsw;
+#endif
+    return 0;
+}
+
+double core_seconds() {
+    timespec t{};
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
+}
 
 int pool_workers() { return pool_owner() == static_cast<int>(getpid()) ? pool().workers() : 0; }
 

@@ -44,6 +44,13 @@ Range share(int64_t n, int id, int size, int64_t grain = 1);
 // Process id that created the pool, 0 if none yet. A different getpid() means we are a forked child.
 int pool_owner();
 
+// How often the system took the core from the calling thread so far; always 0 where it does not tell. What
+// was timed while this changed says nothing about the code.
+int64_t preemptions();
+
+// Seconds that the calling thread has had a core.
+double core_seconds();
+
 // Workers started so far, the callers' own threads not counted.
 int pool_workers();
 

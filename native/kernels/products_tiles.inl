@@ -326,7 +326,8 @@ struct FromRows {
             alignas(64) uint8_t rows[kTileRows][F::kColumns];
             alignas(64) uint8_t head[tile_shape(F::kFormat).head];
             make::read_rows<F, Unpack>(w, tile * kTileRows, step / kSteps + b, rows, head);
-            for (int s = 0; s < kSteps; s++) make::turn<F::kColumns>(rows, s, c.read + 512 * (kSteps * b + s));
+            for (int s = 0; s < kSteps; s++)
+                make::turn<F::kColumns>(rows, s, c.read + 512 * (kSteps * b + s));
             read_head<F>(head, b, c);
         }
     }

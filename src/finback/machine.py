@@ -1,4 +1,4 @@
-"""What this machine lets this process use: CPUs, CPU quota, memory.
+"""What this machine is called and what it lets this process use: CPUs, CPU quota, memory.
 
 Owns reading `/proc` and `/sys`: control groups of version 1 and 2 (nested ones count, the tightest wins),
 the affinity mask, which logical CPUs share a core. Every function takes the root of the file system, so
@@ -151,6 +151,12 @@ def total_memory(root: Path = ROOT) -> int:
     if match:
         return int(match[1]) * 1024
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def cpu_name(root: Path = ROOT) -> str | None:
+    """What the processor calls itself; None if it does not tell."""
+    match = re.search(r"^model name\s*:\s*(.+)$", _read(root / "proc/cpuinfo") or "", re.MULTILINE)
+    return match[1].strip() if match else None
 
 
 def allowed_cpus() -> frozenset[int]:

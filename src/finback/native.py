@@ -33,6 +33,8 @@ except ImportError as error:
 
 from finback._native import (
     Batch,
+    BenchExperts,
+    BenchProducts,
     Buffer,
     Encoding,
     FileMap,
@@ -63,10 +65,13 @@ from finback._native import (
     resident_bytes,
     resident_matrix,
     resident_stack,
+    why_no_kernel,
 )
 
 __all__ = [
     "Batch",
+    "BenchExperts",
+    "BenchProducts",
     "Buffer",
     "Encoding",
     "FileMap",
@@ -82,7 +87,10 @@ __all__ = [
     "ScaleKind",
     "Sequence",
     "StreamLayout",
+    "Timed",
     "Value",
+    "Window",
+    "Windows",
     "allocate",
     "attend_scratch_bytes",
     "buffer_bytes",
@@ -107,7 +115,18 @@ __all__ = [
     "run",
     "select_level",
     "start_program",
+    "threads_refused",
+    "why_no_kernel",
 ]
+
+Window = tuple[float, float, bool]
+"""A window of timed work: seconds, the amount of work done in it, whether the system disturbed it."""
+
+Windows = list[Window]
+
+Timed = tuple[Windows, Windows, int]
+"""Windows of some work, in matrices or layers; those of plain reading between them, in bytes; and the digest of what
+the work computed: the same for results that are the same to the bit."""
 
 # A thread that is inside a run when the interpreter is finalised would abort the process
 # (native/bind/program.cc).
@@ -214,10 +233,14 @@ def start_program(
     try:
         return Program(isa, threads, max_rows, max_logit_rows, max_context, vocab, arena, layout)
     except OSError as error:
-        raise PlatformError(
-            f"the system refuses {threads} threads ({error}); load with fewer threads= "
-            f"or raise the limit (ulimit -u)"
-        ) from None
+        raise threads_refused(threads, error) from None
+
+
+def threads_refused(threads: int, error: OSError) -> PlatformError:
+    """The error of a system that does not give a program its threads."""
+    return PlatformError(
+        f"the system refuses {threads} threads ({error}); use fewer threads= or raise the limit (ulimit -u)"
+    )
 
 
 def run(program: Program, batch: Batch) -> None:

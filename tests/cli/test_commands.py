@@ -81,6 +81,8 @@ def test_stats_go_to_stderr() -> None:
         (["tokenize", "-m", "nowhere", "-p", "x"], 2, "nowhere"),
         (["perplexity", "nowhere.gguf", "-"], 2, "nowhere.gguf"),
         (["perplexity", "a", "b", "c"], 2, "3 arguments"),
+        (["bench", "kernels", "--format", "Q9_9"], 2, "format is 'Q9_9'"),
+        (["bench", "decode", "--depth", "x"], 2, "'x' is no whole number"),
         (["frobnicate"], 2, "frobnicate"),
         (["run", "--nonsense"], 2, "nonsense"),
     ],
@@ -172,7 +174,7 @@ def test_doctor() -> None:
 
 def test_version_and_help() -> None:
     assert ok("--version") == f"finback {finback.__version__}\n"
-    for command in ("run", "inspect", "tokenize", "logprobs", "perplexity", "synth", "doctor"):
+    for command in ("run", "inspect", "tokenize", "logprobs", "perplexity", "synth", "bench", "doctor"):
         assert command in ok("--help")
         assert "Usage" in ok(command, "--help")
 

@@ -33,9 +33,16 @@ def logits(
     isa: str = BEST,
     rounding: bool = True,
     prefill_chunk: int = 256,
+    weights: str = "mapped",
 ) -> bytes:
     with finback.load(
-        model, threads=threads, isa=isa, cache_rounding=rounding, context=n, prefill_chunk=prefill_chunk
+        model,
+        threads=threads,
+        isa=isa,
+        cache_rounding=rounding,
+        context=n,
+        prefill_chunk=prefill_chunk,
+        weights=weights,
     ) as engine:
         found = engine.logits(ids(n, engine.config.vocab_size), chunks=chunks, rows=rows)
     assert found.dtype == np.float32
@@ -71,12 +78,14 @@ def test_any_chunking(truth: dict[bool, bytes], chunks: list[int], rounding: boo
 @pytest.mark.parametrize("threads", [1, 2, 3, 5])
 def test_any_number_of_threads(truth: dict[bool, bytes], threads: int, rounding: bool) -> None:
     assert logits(None, TOKENS, threads=threads, rounding=rounding) == truth[rounding]
+    assert logits(None, TOKENS, threads=threads, rounding=rounding, weights="resident") == truth[rounding]
     assert native.pool_workers() >= threads - 1  # a step waits for every worker of its team, so each took part
 
 
 @pytest.mark.parametrize("isa", LEVELS)
 def test_any_level(truth: dict[bool, bytes], isa: str) -> None:
-    assert logits(None, TOKENS, isa=isa, threads=2, chunks=ragged(TOKENS)) == truth[True]
+    for weights in ("mapped", "resident"):
+        assert logits(None, TOKENS, isa=isa, threads=2, chunks=ragged(TOKENS), weights=weights) == truth[True]
 
 
 def test_rounding_is_a_setting_of_the_model_not_of_the_machine(truth: dict[bool, bytes]) -> None:
@@ -132,4 +141,6 @@ def test_every_stored_format(stored_model: Path) -> None:
     n = 140
     truth = logits(stored_model, n, isa="scalar", prefill_chunk=n)
     for isa in LEVELS:
-        assert logits(stored_model, n, isa=isa, threads=2, chunks=ragged(n)) == truth, isa
+        for weights in ("mapped", "resident"):
+            got = logits(stored_model, n, isa=isa, threads=2, chunks=ragged(n), weights=weights)
+            assert got == truth, (isa, weights)

@@ -33,10 +33,14 @@ def pack_all(level: str, format: str, x: F32) -> U8:
     return np.stack([packed for packed, _ in rows])
 
 
-def linear(level: str, m: Stored, packed: U8, row0: int = 0, row1: int | None = None) -> F32:
-    """float32 [n, row1 - row0]"""
+def linear(
+    level: str, m: Stored, packed: U8, row0: int = 0, row1: int | None = None, resident: bool = False
+) -> F32:
+    """float32 [n, row1 - row0], from the rows of m or from its resident copy"""
     end = m.rows if row1 is None else row1
-    out: F32 = _native.linear(level, m.format, m.data, m.scales, m.rows, m.cols, m.block, packed, row0, end)
+    out: F32 = _native.linear(
+        level, m.format, m.data, m.scales, m.rows, m.cols, m.block, packed, row0, end, resident
+    )
     return out
 
 

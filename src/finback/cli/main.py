@@ -19,6 +19,7 @@ COMMANDS = {
     "logprobs": "Show the log-probability of each token of a text.",
     "perplexity": "Measure the perplexity of a model on a text file.",
     "synth": "Write a random model of real shape.",
+    "bench": "Measure speed on this machine, compare measurements.",
     "doctor": "Show what finback sees of this machine.",
 }
 

@@ -264,6 +264,13 @@ class Engine:
         with self._lock:
             return self._drawer.log_probs(np.ascontiguousarray(logits, np.float32), self._check_ids(ids))
 
+    def draw(self, session: Session, sampling: Sampling | None = None) -> int:
+        """A token to follow those of a session, which stays as it is."""
+        resolved = self._resolve(sampling)
+        logits = session.logits()
+        with self._lock:
+            return self._drawer.draw(logits, resolved, len(session))
+
     def session(self) -> Session:
         """An empty timeline of tokens."""
         self._check_open()

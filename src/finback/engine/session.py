@@ -88,6 +88,16 @@ class Session:
         logits = np.concatenate(self._extend(new, True, None))[-len(new) :]
         return check_finite(logits, len(self._tokens) - len(new), range(len(new)))
 
+    def fill(self, ids: Sequence[int], *, seed: int = 0) -> None:
+        """Make an empty session one of `ids` without computing them: its cache rows are random. What follows takes the
+        time it takes after so many tokens, and means nothing. For benchmarks."""
+        if self._tokens:
+            raise RequestError(f"this session has {len(self._tokens)} tokens; fill an empty one")
+        new = self._admit(ids)
+        if new:
+            self._state.fill(len(new), self._engine.isa, seed)
+            self._tokens, self._good = new, len(new)
+
     def _admit(self, ids: Sequence[int]) -> list[int]:
         """Check that `ids` can follow, bring the cache to the end of the timeline and reserve their memory."""
         self._check_open()

@@ -164,6 +164,13 @@ class SequenceState:
         self.length += n
         self._reach = max(self._reach, self.length - self._layout.max_draft)
 
+    def fill(self, length: int, isa: str, seed: int) -> None:
+        """Become a sequence of `length` tokens that nobody computed, with random rows of the right kind in all
+        places: for timing long contexts. MemoryBudgetError, with nothing changed, if they do not fit."""
+        self.reserve(length)
+        self._handle.fill(isa, length, seed)
+        self.length, self._reach = length, max(0, length - self._layout.max_draft)
+
     # ---- going back
 
     def can_rewind(self, length: int) -> bool:

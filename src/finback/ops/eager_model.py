@@ -64,6 +64,10 @@ class EagerState:
     def reserve(self, length: int) -> None:
         """Lists grow by themselves."""
 
+    def fill(self, length: int, isa: str, seed: int) -> NoReturn:
+        """RequestError: long contexts are timed natively."""
+        raise RequestError("FINBACK_EAGER=1 computes every row, none can be made up for timing; unset it")
+
     def can_rewind(self, length: int) -> bool:
         """Whether `rewind(length)` would work."""
         return length in (0, self.length)

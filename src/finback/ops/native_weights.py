@@ -1,8 +1,8 @@
 """Weights for the native program: matrices where they lie in the mapped files, vectors decoded once.
 
 Owns the mappings of a checkpoint and the step from its records (weights/tensors.py) to the handles the
-recorder takes; matrices may go through resident copies (resident.py). Refuses, naming the tensor, what has no kernel, what does not lie in its file any more, and
-expert ids out of range. Nothing is requantised; a matrix may start at any byte, for the kernels load
+recorder takes; matrices may go through resident copies (resident.py). Refuses, naming the tensor, what has no
+kernel, what does not lie in its file any more, and expert ids out of range. Nothing is requantised; a matrix may start at any byte, for the kernels load
 weights unaligned.
 """
 
