@@ -10,7 +10,7 @@ NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name '*.inl') CMak
 BUILT := $(VENV)/.built
 DEV := $(VENV)/.dev
 
-.PHONY: help run build driver test test-slow test-oracle lint types layers symbols format wheel bench-transformers clean
+.PHONY: help run build driver test test-isa test-slow test-oracle lint types layers symbols format wheel bench-transformers clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -35,11 +35,15 @@ $(DEV): $(BUILT) requirements/dev.txt
 	$(BIN)/python -m pip install $(PIP_FLAGS) -r requirements/dev.txt
 	@touch $@
 
-driver: $(BUILT)  ## the C++ tests of the operations, run by make test
-	@$(BIN)/cmake --build $$(dirname $$(find build -name CMakeCache.txt | head -1)) --target finback_tests >/dev/null
+driver: $(BUILT)  ## the C++ programs that make test runs
+	@$(BIN)/cmake --build $$(dirname $$(find build -maxdepth 2 -name CMakeCache.txt | head -1)) \
+	  --target finback_tests kernel_digest >/dev/null
 
 test: $(DEV) lint types layers symbols driver  ## everything that gates a change
 	$(BIN)/python -m pytest -m "not slow" --ignore tests/oracle
+
+test-isa: $(DEV)  ## minutes: the same bits from every instruction set, other processors under qemu-user
+	$(BIN)/python -m tests.isa
 
 test-slow: $(DEV)  ## minutes: sanitizers, fuzz, allocation interposer, big shapes
 	$(BIN)/python -m pytest -m slow --ignore tests/oracle --timeout 3600

@@ -119,12 +119,12 @@ void bind_levels(nb::module_& m) {
         "select", [](const std::string& isa) { return std::string(level_table(isa).level); }, "isa"_a,
         "The level that isa means on this machine; raises ValueError with the reason if it cannot be used.");
     m.def(
-        "missing_for_avx2",
-        [](uint32_t leaf1_ecx, uint32_t leaf7_ebx, uint32_t xcr0) {
-            return missing_for_avx2({leaf1_ecx, leaf7_ebx, xcr0});
-        },
-        "leaf1_ecx"_a, "leaf7_ebx"_a, "xcr0"_a,
-        "What a processor with these words lacks for the avx2 level.");
+        "missing_for",
+        [](const std::string& level, uint32_t leaf1_ecx, uint32_t leaf7_ebx, uint32_t leaf7_ecx,
+           uint32_t xcr0,
+           uint64_t hwcap) { return missing_for(level, {leaf1_ecx, leaf7_ebx, leaf7_ecx, xcr0, hwcap}); },
+        "level"_a, "leaf1_ecx"_a = 0, "leaf7_ebx"_a = 0, "leaf7_ecx"_a = 0, "xcr0"_a = 0, "hwcap"_a = 0,
+        "What a processor with these words lacks for a level, whichever processor this is.");
     m.def("functions", &functions, "level"_a, "Address of every float function of a level's table, by name.");
     m.def(
         "cache_row_bytes",

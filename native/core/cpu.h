@@ -9,19 +9,19 @@
 namespace finback {
 
 struct Level {
-    const char* name;  // "scalar", "avx2"
+    const char* name;  // "scalar", "avx2", "avx512", "neon"
     const Table* table;
     bool supported;       // CPU and OS state
     std::string missing;  // which features are missing, when not supported
 };
 
-// The words of CPUID and XGETBV that decide (all 0 on other processors).
+// The words that decide: CPUID and XGETBV on x86-64, the auxiliary vector on aarch64. 0 on other processors.
 struct CpuWords {
-    uint32_t leaf1_ecx, leaf7_ebx, xcr0;
+    uint64_t leaf1_ecx, leaf7_ebx, leaf7_ecx, xcr0, hwcap;
 };
 
-// What an x86-64 processor with these words lacks for the avx2 level, comma-separated; empty if nothing.
-std::string missing_for_avx2(CpuWords cpu);
+// What a processor with these words lacks for a level, comma-separated; empty if nothing.
+std::string missing_for(const std::string& level, const CpuWords& cpu);
 
 // All levels this build contains, lowest first.
 const std::vector<Level>& levels();

@@ -114,6 +114,8 @@ struct Table {
 // The table of a level, or null if this build has no such unit. `cpu` may still lack it: see core/cpu.h.
 const Table* table_scalar();
 const Table* table_avx2();
+const Table* table_avx512();
+const Table* table_neon();
 
 // Bytes of one packed activation row / one stored cache row.
 int64_t packed_bytes(Encoding e, int64_t k);

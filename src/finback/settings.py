@@ -36,7 +36,7 @@ class Setting:
 _SETTINGS = (
     Setting(
         "FINBACK_ISA",
-        "instruction-set level of the kernels: scalar, avx2",
+        "instruction-set level of the kernels: scalar, avx2, avx512, neon",
         "the best level of this CPU",
         "to compare levels, or to avoid one, without changing a program",
     ),

@@ -17,16 +17,7 @@ FORMATS = tuple(BLOCK_BYTES)
 UNIT = {name: cols for name, (cols, _) in BLOCK_BYTES.items()}
 
 
-def runs(level: str) -> bool:
-    """Whether this machine can run the level."""
-    try:
-        _native.pack(level, "F32", np.ones(1, np.float32))
-    except ValueError:
-        return False
-    return True
-
-
-LEVELS = tuple(level for level in ("scalar", "avx2") if runs(level))
+LEVELS = tuple(name for name, supported, _ in _native.levels() if supported)
 FAST_LEVELS = LEVELS[1:]
 
 

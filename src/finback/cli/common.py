@@ -38,7 +38,9 @@ def load_options(command: F) -> F:
             click.option(
                 "--threads", type=int, default=None, metavar="N", help="Threads [default: by quota and cores]."
             ),
-            click.option("--isa", default=None, metavar="LEVEL", help="Force an instruction set: scalar, avx2."),
+            click.option(
+                "--isa", default=None, metavar="LEVEL", help="Force an instruction set: scalar, avx2, avx512, neon."
+            ),
             click.option(
                 "--weights",
                 type=click.Choice(["auto", "mapped", "resident"]),

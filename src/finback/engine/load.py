@@ -53,7 +53,8 @@ def load(
             None: 90 % of the memory this process may use.
         context: most tokens of one sequence; None: 32768 or the model's limit, whichever is less.
         threads: None: by CPU quota, affinity mask and physical cores (`finback doctor` tells).
-        isa: force an instruction-set level ("scalar", "avx2"); None: FINBACK_ISA, else the best this CPU has.
+        isa: force an instruction-set level ("scalar", "avx2", "avx512", "neon"); None: FINBACK_ISA, else the best
+            this CPU has.
         prefill_chunk: most rows of one step. It changes speed and memory, never a bit of an answer.
         weights: "mapped" multiplies with the file as it lies: opens at once, pages are shared between processes.
             "resident" copies matrices into memory laid out for the kernels: faster, takes the time of reading them.

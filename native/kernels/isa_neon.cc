@@ -1,0 +1,36 @@
+// The NEON level (aarch64 with the dot product instructions): the sixteen lanes in four registers. Matrices
+// in rows use the plain products. Everything lives in an anonymous namespace; only table_neon() leaves this
+// unit.
+#include "kernels/codes_neon.h"
+#include "kernels/grids.h"
+#include "kernels/resident.h"
+#include "kernels/table.h"
+#include "kernels/vec_neon.h"
+
+namespace finback {
+namespace {
+// clang-format off: each file uses those above it
+#include "kernels/math.inl"           // exp, sigmoid, silu, log1p over sixteen lanes
+#include "kernels/float_ops.inl"      // norms, hyper-connections, rotary, cache rows, pooling, indexer, attention, ...
+#include "kernels/blocks.inl"         // block decoding shared by all levels (scalar code)
+#include "kernels/linear_plain.inl"   // matrix products of every format, as the page has them
+#include "kernels/linear_scalar.inl"  // pack, linear, decode_row
+#include "kernels/tiles.inl"        // the resident layout: reading,
+#include "kernels/tiles_make.inl"   // making,
+#include "kernels/products_tiles.inl"  // linear_tiles
+// clang-format on
+
+constexpr Table make_table() {
+    Table t{};
+    t.level = "neon";
+    fill_float_ops(t);
+    fill_linear(t);
+    fill_tiles(t);
+    fill_rows(t);
+    return t;
+}
+constexpr Table kTable = make_table();
+}  // namespace
+
+const Table* table_neon() { return &kTable; }
+}  // namespace finback
