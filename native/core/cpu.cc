@@ -4,6 +4,8 @@
 // with is there.
 #include "core/cpu.h"
 
+#include <iterator>
+
 #if defined(__x86_64__)
 #include <cpuid.h>
 #elif defined(__APPLE__)
@@ -77,6 +79,23 @@ CpuWords read_cpu() {
 CpuWords read_cpu() { return {0, 0, 0, 0, getauxval(AT_HWCAP)}; }
 #endif
 
+#if defined(__x86_64__)
+// `own` with what it leaves out taken from `base`, a level that its processors have as well.
+Table laid_over(const Table& base, Table own) {
+    const auto complete = [](auto& entries, const auto& from) {
+        for (size_t i = 0; i < std::size(entries); i++) {
+            if (!entries[i]) entries[i] = from[i];
+        }
+    };
+    complete(own.pack, base.pack);
+    complete(own.linear, base.linear);
+    complete(own.linear_tiles, base.linear_tiles);
+    complete(own.make_resident, base.make_resident);
+    complete(own.decode_row, base.decode_row);
+    return own;
+}
+#endif
+
 std::vector<Level> find_levels() {
     const CpuWords cpu = read_cpu();
     std::vector<Level> found;
@@ -87,7 +106,8 @@ std::vector<Level> find_levels() {
     add("scalar", table_scalar());
 #if defined(__x86_64__)
     add("avx2", table_avx2());
-    add("avx512", table_avx512());
+    static const Table avx512 = laid_over(*table_avx2(), *table_avx512());
+    add("avx512", &avx512);
 #else
     add("neon", table_neon());
 #endif

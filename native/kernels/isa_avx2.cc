@@ -25,6 +25,7 @@ constexpr Table make_table() {
     fill_float_ops(t);
     fill_linear(t);
     fill_tiles(t);
+    make::fill_make_resident(t);
     fill_rows(t);
     return t;
 }

@@ -478,7 +478,6 @@ constexpr void fill_tiles(Table& t) {
     set(tiles::IQ1_S{}, tiles::IQ1_M{}, tiles::IQ2_XXS{}, tiles::IQ2_XS{}, tiles::IQ2_S{});
     set(tiles::IQ3_XXS{}, tiles::IQ3_S{}, tiles::IQ4_XS{});
     t.linear_tiles[static_cast<int>(Format::MXFP4_PAIRS)] = tiled::linear_tiles<tiles::MXFP4>;
-    make::fill_make_resident(t);
 }
 
 // Rows of the formats that a level has no kernel of its own for. The scalar level has the plain products.
