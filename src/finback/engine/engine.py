@@ -20,7 +20,7 @@ import numpy.typing as npt
 from finback.engine.result import Completion, Event, FinishReason, Timings, Usage
 from finback.engine.sampler import Drawer, Resolved, Sampling, check_finite, resolve
 from finback.engine.session import OnPrefill, Session
-from finback.errors import EngineStateError, RequestError, shown
+from finback.errors import EngineStateError, ModelFileError, RequestError, shown
 from finback.text.stop import StopMatcher
 from finback.text.utf8 import Utf8Decoder
 
@@ -47,7 +47,7 @@ class Engine:
         *,
         context: int,
         prefill_chunk: int,
-        tokenizer: Tokenizer | None,
+        tokenizer: Tokenizer | ModelFileError | None,
     ) -> None:
         self._checkpoint, self._model, self._ledger = checkpoint, model, ledger
         self._tokenizer, self._drawer = tokenizer, Drawer(model.isa, checkpoint.config.vocab_size)
@@ -70,7 +70,10 @@ class Engine:
 
     @property
     def tokenizer(self) -> Tokenizer:
-        """The model's tokenizer. RequestError if the model came without one: such a model takes token ids only."""
+        """The model's tokenizer. RequestError if the model came without one: such a model takes token ids only.
+        ModelFileError if what came with it is broken."""
+        if isinstance(self._tokenizer, ModelFileError):
+            raise self._tokenizer
         if self._tokenizer is None:
             raise RequestError(
                 f"{self.path.name} has no tokenizer; give token ids instead of text, or add a tokenizer.json"
@@ -182,7 +185,7 @@ class Engine:
         self._check_prompt(ids)
         begun = time.perf_counter()
         first = begun
-        writer = _Writer(self._tokenizer, p)
+        writer = _Writer(None if isinstance(self._tokenizer, ModelFileError) else self._tokenizer, p)
         limit = self.context - len(ids) if p.max_tokens is None else min(p.max_tokens, self.context - len(ids))
         with self.session() as session:
             session.append(ids, on_prefill=on_prefill)

@@ -62,7 +62,8 @@ def load(
         cache_rounding: round cache rows as DeepSeek's models were trained; None: on for DeepSeek checkpoints.
 
     Raises:
-        ModelFileError, UnsupportedModelError: the file is broken, or holds something finback does not run.
+        ModelFileError, UnsupportedModelError: the file is broken, or holds something finback does not run. A broken
+            tokenizer is raised by the first call that needs it: the engine takes token ids without.
         MemoryBudgetError: it does not fit, with the numbers.
         RequestError, PlatformError: a setting is out of range, or this machine lacks it.
     """
@@ -94,13 +95,17 @@ def load(
         cache_rounding=checkpoint.config.cache_rounding,
         resident=weights == "resident" or (weights == "auto" and _copies_fit(checkpoint, ledger)),
     )
+    try:
+        tokenizer: Tokenizer | ModelFileError | None = open_tokenizer(checkpoint)
+    except ModelFileError as error:
+        tokenizer = error  # token ids can be had without it; text raises it
     return Engine(
         checkpoint,
         model,
         ledger,
         context=tokens,
         prefill_chunk=min(chunk, tokens),
-        tokenizer=open_tokenizer(checkpoint),
+        tokenizer=tokenizer,
     )
 
 

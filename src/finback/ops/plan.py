@@ -6,7 +6,6 @@ Knows nothing of operations or programs, so that it can be tested on numbers alo
 
 from __future__ import annotations
 
-from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -36,23 +35,20 @@ class Placing:
 
 
 def place(values: Sequence[Lifetime]) -> Placing:
-    """First fit in order of birth; values born together go largest first, which leaves fewer holes.
+    """Largest first, each at the lowest offset where nothing lies that lives at the same time.
 
-    Programs repeat one layer many times, so the holes a layer leaves are the holes the next one fills: on
-    V4-Flash this is within 2 % of the bytes that live at once at the worst moment.
+    On V4-Flash this is within 2 % of the bytes that live at once at the worst moment, which no placing can beat.
     """
     offsets = [0] * len(values)
-    living: list[tuple[int, int, int]] = []  # (offset, end, dies), offsets ascending
-    size = 0
-    for i in sorted(range(len(values)), key=lambda i: (values[i].born, -values[i].size)):
+    placed: list[tuple[int, int, int, int]] = []  # offset, end, born, dies
+    for i in sorted(range(len(values)), key=lambda i: (-values[i].size, values[i].born)):
         value = values[i]
-        living = [space for space in living if space[2] >= value.born]
         at = 0
-        for start, end, _ in living:
+        for start, end in sorted(p[:2] for p in placed if p[2] <= value.dies and value.born <= p[3]):
             if start - at >= value.size:
                 break
             at = max(at, -(-end // ALIGNMENT) * ALIGNMENT)
         offsets[i] = at
-        insort(living, (at, at + value.size, value.dies))
-        size = max(size, at + value.size)
+        placed.append((at, at + value.size, value.born, value.dies))
+    size = max((end for _, end, _, _ in placed), default=0)
     return Placing(tuple(offsets), -(-size // ALIGNMENT) * ALIGNMENT)
