@@ -27,11 +27,11 @@ int main(int argc, char** argv) {
         return 2;
     }
     std::string why;
-#ifdef FINBACK_EMULATED  // the AVX-512 unit is made of AVX2 instructions here: what the processor has is no
-                         // matter
-    const Table* table = wanted == "avx512" ? table_avx512() : select_table(wanted, &why);
-#else
     const Table* table = select_table(wanted, &why);
+#ifdef FINBACK_EMULATED  // the AVX-512 unit is made of AVX2: what the processor lacks is no matter
+    for (const Level& level : levels()) {
+        if (wanted == level.name) table = level.table;
+    }
 #endif
     if (!table) {
         std::fprintf(stderr, "%s\n", why.c_str());
