@@ -37,7 +37,7 @@ $(DEV): $(BUILT) requirements/dev.txt
 
 driver: $(BUILT)  ## the C++ programs that make test runs
 	@$(BIN)/cmake --build $$(dirname $$(find build -maxdepth 2 -name CMakeCache.txt | head -1)) \
-	  --target finback_tests kernel_digest >/dev/null
+	  --target finback_tests kernel_digest kernel_count >/dev/null
 
 test: $(DEV) lint types layers symbols driver  ## everything that gates a change
 	$(BIN)/python -m pytest -m "not slow" --ignore tests/oracle
