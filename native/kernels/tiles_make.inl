@@ -127,7 +127,7 @@ bool read_rows(const Matrix& w, int64_t row0, int64_t b, uint8_t (*rows)[F::kCol
     bool good = true;
     for (int i = 0; i < kTileRows; i++) {
         typename blocks::BlockOf<F::kColumns>::type c{};
-        if (row0 + i < w.rows) Unpack::block(w, row0 + i, b, c);
+        if (row0 + i < w.rows) blocks::unpack<typename blocks::Fastest<Unpack>::type>(w, row0 + i, b, c);
         good &= put_scales(F{}, c, i, head);
         for (int k = 0; k < F::kColumns; k++) rows[i][k] = static_cast<uint8_t>(c.code[k] + F::kBias);
     }
