@@ -18,7 +18,7 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 template <class F>
 constexpr int bias_of() {
-    return F::kMaxCode == 255 ? F::kBias - 128 + kWideBias : F::kBias;
+    return F::kMaxCode == 255 ? kWideBias : F::kBias;
 }
 template <class F>
 constexpr blocks::Int8Layout layout_of(int64_t cols) {
