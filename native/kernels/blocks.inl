@@ -116,6 +116,12 @@ struct Codes32 {
     float d;
 };
 
+// Block b of row r, unpacked by one of the structs below.
+template <class Unpack>
+void unpack(const Matrix& w, int64_t r, int64_t b, Codes32& out) {
+    Unpack::block(w, r, b, out);
+}
+
 struct UnpackQ8_0 {
     static void block(const Matrix& w, int64_t r, int64_t b, Codes32& out) {
         const uint8_t* p = row_of(w, r) + b * static_cast<int64_t>(sizeof(BlockQ8_0));
@@ -164,6 +170,18 @@ struct UnpackMXFP4Pairs {  // safetensors order: byte i holds columns 2i and 2i 
 //
 #include "kernels/blocks_grids.inl"
 
+// The way a level unpacks a format: its own where it has one.
+template <class Unpack>
+struct Fastest {
+    using type = Unpack;
+};
+
+// A level's walk of one input over rows of a format: `type::walk`, or void.
+template <class Unpack>
+struct OneInput {
+    using type = void;
+};
+
 // The unpacked form of a format by the columns of its blocks.
 template <int kColumns>
 struct BlockOf {
@@ -209,7 +227,7 @@ template <class Unpack>
 void decode_codes32(const Matrix& w, int64_t r, float* out) {
     Codes32 c;
     for (int64_t b = 0; b < w.cols / 32; b++) {
-        Unpack::block(w, r, b, c);
+        unpack<Unpack>(w, r, b, c);
         for (int i = 0; i < 32; i++) out[32 * b + i] = c.d * static_cast<float>(c.code[i]);
     }
 }
@@ -218,7 +236,7 @@ template <class Unpack>
 void decode_codes256(const Matrix& w, int64_t r, float* out) {
     Codes256 c;
     for (int64_t b = 0; b < w.cols / 256; b++) {
-        Unpack::block(w, r, b, c);
+        unpack<Unpack>(w, r, b, c);
         for (int i = 0; i < 256; i++) {
             const float value = c.d * static_cast<float>(c.sc[i / 16]) * static_cast<float>(c.code[i]);
             out[256 * b + i] = value;

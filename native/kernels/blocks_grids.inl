@@ -41,15 +41,19 @@ inline int nibble_of(const uint8_t* p, int j) { return p[j / 2] >> j % 2 * 4 & 1
 
 struct UnpackIQ1_S {
     static constexpr bool kMinimums = false;
-    static void block(const Matrix& w, int64_t r, int64_t b, Codes256& out) {
-        const uint8_t* p = row_of(w, r) + b * static_cast<int64_t>(sizeof(BlockIQ1_S));
+    static constexpr int64_t kBytes = sizeof(BlockIQ1_S);
+    static void scales(const uint8_t* p, Codes256& out) {
         out.d = 0.125f * f32_of_f16(load<uint16_t>(p));
         for (int g = 0; g < 8; g++) {
+            set_pair(out.sc, g, 2 * (load<uint16_t>(p + 34 + 2 * g) >> 12 & 7) + 1);
+        }
+    }
+    static void codes(const uint8_t* p, int8_t* code) {
+        for (int g = 0; g < 8; g++) {
             const uint32_t high = load<uint16_t>(p + 34 + 2 * g);
-            set_pair(out.sc, g, static_cast<int>(2 * (high >> 12 & 7) + 1));
             for (int l = 0; l < 4; l++) {
                 const uint32_t at = p[2 + 4 * g + l] | (high >> 3 * l & 7) << 8;
-                put_shifted(grids::kIQ1.point[at], high >> 15 ? -1 : 1, out.code + 32 * g + 8 * l);
+                put_shifted(grids::kIQ1.point[at], high >> 15 ? -1 : 1, code + 32 * g + 8 * l);
             }
         }
     }
@@ -57,8 +61,8 @@ struct UnpackIQ1_S {
 
 struct UnpackIQ1_M {
     static constexpr bool kMinimums = false;
-    static void block(const Matrix& w, int64_t r, int64_t b, Codes256& out) {
-        const uint8_t* p = row_of(w, r) + b * static_cast<int64_t>(sizeof(BlockIQ1_M));
+    static constexpr int64_t kBytes = sizeof(BlockIQ1_M);
+    static void scales(const uint8_t* p, Codes256& out) {
         uint32_t d = 0;
         for (int j = 0; j < 16; j++) {
             const uint32_t word = load<uint16_t>(p + 48 + j / 4 * 2);
@@ -66,24 +70,28 @@ struct UnpackIQ1_M {
             if (j % 4 == 0) d |= word >> 12 << j;
         }
         out.d = 0.125f * f32_of_f16(static_cast<uint16_t>(d));
+    }
+    static void codes(const uint8_t* p, int8_t* code) {
         for (int l = 0; l < 32; l++) {
             const uint32_t high = static_cast<uint32_t>(nibble_of(p + 32, l));
-            put_shifted(grids::kIQ1.point[p[l] | (high & 7) << 8], high & 8 ? -1 : 1, out.code + 8 * l);
+            put_shifted(grids::kIQ1.point[p[l] | (high & 7) << 8], high & 8 ? -1 : 1, code + 8 * l);
         }
     }
 };
 
 struct UnpackIQ2_XXS {
     static constexpr bool kMinimums = false;
-    static void block(const Matrix& w, int64_t r, int64_t b, Codes256& out) {
-        const uint8_t* p = row_of(w, r) + b * static_cast<int64_t>(sizeof(BlockIQ2_XXS));
+    static constexpr int64_t kBytes = sizeof(BlockIQ2_XXS);
+    static void scales(const uint8_t* p, Codes256& out) {
         out.d = 0.125f * f32_of_f16(load<uint16_t>(p));
+        for (int g = 0; g < 8; g++) set_pair(out.sc, g, 2 * (p[9 + 8 * g] >> 4) + 1);
+    }
+    static void codes(const uint8_t* p, int8_t* code) {
         for (int g = 0; g < 8; g++) {
             const uint8_t* q = p + 2 + 8 * g;
             const uint32_t tail = load<uint32_t>(q + 4);
-            set_pair(out.sc, g, static_cast<int>(2 * (tail >> 28) + 1));
             for (int l = 0; l < 4; l++) {
-                put_eight(grids::kIQ2_XXS.point[q[l]], eight_signs(tail >> 7 * l), out.code + 32 * g + 8 * l);
+                put_eight(grids::kIQ2_XXS.point[q[l]], eight_signs(tail >> 7 * l), code + 32 * g + 8 * l);
             }
         }
     }
@@ -91,41 +99,47 @@ struct UnpackIQ2_XXS {
 
 struct UnpackIQ2_XS {
     static constexpr bool kMinimums = false;
-    static void block(const Matrix& w, int64_t r, int64_t b, Codes256& out) {
-        const uint8_t* p = row_of(w, r) + b * static_cast<int64_t>(sizeof(BlockIQ2_XS));
+    static constexpr int64_t kBytes = sizeof(BlockIQ2_XS);
+    static void scales(const uint8_t* p, Codes256& out) {
         out.d = 0.125f * f32_of_f16(load<uint16_t>(p));
         for (int j = 0; j < 16; j++) out.sc[j] = 2 * nibble_of(p + 66, j) + 1;
+    }
+    static void codes(const uint8_t* p, int8_t* code) {
         for (int l = 0; l < 32; l++) {
             const uint32_t q = load<uint16_t>(p + 2 + 2 * l);
-            put_eight(grids::kIQ2_XS.point[q & 511], eight_signs(q >> 9), out.code + 8 * l);
+            put_eight(grids::kIQ2_XS.point[q & 511], eight_signs(q >> 9), code + 8 * l);
         }
     }
 };
 
 struct UnpackIQ2_S {
     static constexpr bool kMinimums = false;
-    static void block(const Matrix& w, int64_t r, int64_t b, Codes256& out) {
-        const uint8_t* p = row_of(w, r) + b * static_cast<int64_t>(sizeof(BlockIQ2_S));
+    static constexpr int64_t kBytes = sizeof(BlockIQ2_S);
+    static void scales(const uint8_t* p, Codes256& out) {
         out.d = 0.125f * f32_of_f16(load<uint16_t>(p));
         for (int j = 0; j < 16; j++) out.sc[j] = 2 * nibble_of(p + 74, j) + 1;
+    }
+    static void codes(const uint8_t* p, int8_t* code) {
         for (int l = 0; l < 32; l++) {
             const int at = p[2 + l] | (p[66 + l / 4] >> l % 4 * 2 & 3) << 8;
-            put_eight(grids::kIQ2_S.point[at], p[34 + l], out.code + 8 * l);
+            put_eight(grids::kIQ2_S.point[at], p[34 + l], code + 8 * l);
         }
     }
 };
 
 struct UnpackIQ3_XXS {
     static constexpr bool kMinimums = false;
-    static void block(const Matrix& w, int64_t r, int64_t b, Codes256& out) {
-        const uint8_t* p = row_of(w, r) + b * static_cast<int64_t>(sizeof(BlockIQ3_XXS));
+    static constexpr int64_t kBytes = sizeof(BlockIQ3_XXS);
+    static void scales(const uint8_t* p, Codes256& out) {
         out.d = 0.25f * f32_of_f16(load<uint16_t>(p));
+        for (int g = 0; g < 8; g++) set_pair(out.sc, g, 2 * (p[69 + 4 * g] >> 4) + 1);
+    }
+    static void codes(const uint8_t* p, int8_t* code) {
         for (int g = 0; g < 8; g++) {
             const uint32_t tail = load<uint32_t>(p + 66 + 4 * g);
-            set_pair(out.sc, g, static_cast<int>(2 * (tail >> 28) + 1));
             for (int l = 0; l < 8; l++) {
                 const uint32_t signs = eight_signs(tail >> l / 2 * 7) >> l % 2 * 4;
-                put_four(grids::kIQ3_XXS.point[p[2 + 8 * g + l]], kLevels8, signs, out.code + 32 * g + 4 * l);
+                put_four(grids::kIQ3_XXS.point[p[2 + 8 * g + l]], kLevels8, signs, code + 32 * g + 4 * l);
             }
         }
     }
@@ -133,14 +147,16 @@ struct UnpackIQ3_XXS {
 
 struct UnpackIQ3_S {
     static constexpr bool kMinimums = false;
-    static void block(const Matrix& w, int64_t r, int64_t b, Codes256& out) {
-        const uint8_t* p = row_of(w, r) + b * static_cast<int64_t>(sizeof(BlockIQ3_S));
+    static constexpr int64_t kBytes = sizeof(BlockIQ3_S);
+    static void scales(const uint8_t* p, Codes256& out) {
         out.d = f32_of_f16(load<uint16_t>(p));
         for (int g = 0; g < 8; g++) set_pair(out.sc, g, 2 * nibble_of(p + 106, g) + 1);
+    }
+    static void codes(const uint8_t* p, int8_t* code) {
         for (int l = 0; l < 64; l++) {
             const int at = p[2 + l] | (p[66 + l / 8] >> l % 8 & 1) << 8;
             const uint32_t signs = static_cast<uint32_t>(nibble_of(p + 74, l));
-            put_four(grids::kIQ3_S.point[at], kOdd8, signs, out.code + 4 * l);
+            put_four(grids::kIQ3_S.point[at], kOdd8, signs, code + 4 * l);
         }
     }
 };
@@ -163,13 +179,15 @@ struct UnpackIQ4_NL {
 
 struct UnpackIQ4_XS {
     static constexpr bool kMinimums = false;
-    static void block(const Matrix& w, int64_t r, int64_t b, Codes256& out) {
-        const uint8_t* p = row_of(w, r) + b * static_cast<int64_t>(sizeof(BlockIQ4_XS));
+    static constexpr int64_t kBytes = sizeof(BlockIQ4_XS);
+    static void scales(const uint8_t* p, Codes256& out) {
         out.d = f32_of_f16(load<uint16_t>(p));
         const int high = load<uint16_t>(p + 2);
         for (int g = 0; g < 8; g++) {
             set_pair(out.sc, g, (nibble_of(p + 4, g) | (high >> 2 * g & 3) << 4) - 32);
-            put_picks(p + 8 + 16 * g, out.code + 32 * g);
         }
+    }
+    static void codes(const uint8_t* p, int8_t* code) {
+        for (int g = 0; g < 8; g++) put_picks(p + 8 + 16 * g, code + 32 * g);
     }
 };

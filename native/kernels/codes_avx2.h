@@ -140,17 +140,13 @@ FINBACK_INLINE i32x16 multiply(i32x16 a, int32_t b) {
     return {_mm256_mullo_epi32(a.lo, factor), _mm256_mullo_epi32(a.hi, factor)};
 }
 
-// ---- codes of a full byte, the number plus 128
+// ---- codes of a full byte: signed numbers
 
-constexpr int kWideBias = 0;  // what the dot adds to each number: nothing, the numbers become signed here
+constexpr int kWideBias = 0;  // what the dot adds to each number: nothing
 struct wide {
     __m256i lo, hi, magnitude_lo, magnitude_hi;
 };
-FINBACK_INLINE wide wide_of(codes w) {
-    const __m256i bias = _mm256_set1_epi8(-128);
-    const __m256i lo = _mm256_xor_si256(w.lo, bias), hi = _mm256_xor_si256(w.hi, bias);
-    return {lo, hi, _mm256_abs_epi8(lo), _mm256_abs_epi8(hi)};
-}
+FINBACK_INLINE wide wide_of(codes w) { return {w.lo, w.hi, _mm256_abs_epi8(w.lo), _mm256_abs_epi8(w.hi)}; }
 FINBACK_INLINE i32x16 dot(i32x16 total, wide w, four a) {
     const __m256i one = _mm256_set1_epi16(1);
     const __m256i lo = _mm256_maddubs_epi16(w.magnitude_lo, _mm256_sign_epi8(a.v, w.lo));

@@ -3,7 +3,7 @@
 // the codes mean is in tiles.inl.
 //
 // The dot product instruction multiplies signed bytes by signed ones and adds four products in 32 bits. Codes
-// up to 127 are as good signed as unsigned; codes of a full byte become signed numbers first (`wide`).
+// up to 127 are as good signed as unsigned; codes of a full byte are signed numbers already (`wide`).
 #pragma once
 #include "kernels/vec_neon.h"
 
@@ -98,15 +98,13 @@ FINBACK_INLINE i32x16 add_pair(i32x16 total, scales first, scales second, int32_
     FINBACK_REGISTERS(i32x16, vmlaq_n_s32(vmlaq_n_s32(total.v[i], first.v[i], low), second.v[i], high));
 }
 
-// ---- codes of a full byte, the number plus 128
+// ---- codes of a full byte: signed numbers
 
-constexpr int kWideBias = 0;  // what the dot adds to each number: nothing, the numbers become signed here
+constexpr int kWideBias = 0;  // what the dot adds to each number: nothing
 struct wide {
     int8x16_t v[4];
 };
-FINBACK_INLINE wide wide_of(codes w) {
-    FINBACK_REGISTERS(wide, vreinterpretq_s8_u8(veorq_u8(w.v[i], vdupq_n_u8(128))));
-}
+FINBACK_INLINE wide wide_of(codes w) { FINBACK_REGISTERS(wide, vreinterpretq_s8_u8(w.v[i])); }
 FINBACK_INLINE i32x16 dot(i32x16 total, wide w, four a) {
     FINBACK_REGISTERS(i32x16, vdotq_s32(total.v[i], w.v[i], a.v));
 }

@@ -101,11 +101,14 @@ FINBACK_HOT i32x16 add_pair(i32x16 total, scales first, scales second, int32_t p
     FINBACK_LANES(i32x16, total.v[i] + first.v[i] * low + second.v[i] * high);
 }
 
-// ---- codes of a full byte, the number plus 128
+// ---- codes of a full byte: signed numbers, made unsigned here
 
 constexpr int kWideBias = 128;  // what the dot adds to each number
 using wide = codes;
-FINBACK_HOT wide wide_of(codes w) { return w; }
+FINBACK_HOT wide wide_of(codes w) {
+    for (int i = 0; i < 64; i++) w.v[i] = static_cast<uint8_t>(w.v[i] ^ 128);
+    return w;
+}
 
 FINBACK_HOT f32x16 load_f16(const uint8_t* p) {
     uint16_t half[16];

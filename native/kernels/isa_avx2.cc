@@ -12,6 +12,7 @@ namespace {
 #include "kernels/math.inl"           // exp, sigmoid, silu, log1p over sixteen lanes
 #include "kernels/float_ops.inl"      // norms, hyper-connections, rotary, cache rows, pooling, indexer, attention, ...
 #include "kernels/blocks.inl"         // block decoding shared by all levels (scalar code)
+#include "kernels/rows_avx2.inl"      // rows unpacked 32 columns at a time
 #include "kernels/linear_plain.inl"   // matrix products of every format, as the page has them
 #include "kernels/linear_avx2.inl"  // pack, linear, decode_row
 #include "kernels/tiles.inl"        // the resident layout: reading,

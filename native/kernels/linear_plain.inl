@@ -21,7 +21,7 @@ void linear_codes32(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* 
     for (int64_t r = row0; r < row1; r++) {
         for (int64_t t = 0; t < n; t++) out[t][r - row0] = 0;
         for (int64_t b = 0; b < w.cols / 32; b++) {
-            Unpack::block(w, r, b, c);
+            blocks::unpack<Unpack>(w, r, b, c);
             for (int64_t t = 0; t < n; t++) {
                 const int8_t* a = reinterpret_cast<const int8_t*>(x[t]) + 32 * b;
                 const float da = reinterpret_cast<const float*>(x[t] + layout.d)[b];
@@ -41,7 +41,7 @@ void linear_codes256(const Matrix& w, int64_t row0, int64_t row1, const uint8_t*
     for (int64_t r = row0; r < row1; r++) {
         for (int64_t t = 0; t < n; t++) out[t][r - row0] = 0;
         for (int64_t b = 0; b < w.cols / 256; b++) {
-            Unpack::block(w, r, b, c);
+            blocks::unpack<Unpack>(w, r, b, c);
             for (int64_t t = 0; t < n; t++) {
                 const int8_t* a = reinterpret_cast<const int8_t*>(x[t]) + 256 * b;
                 const float da = reinterpret_cast<const float*>(x[t] + layout.d)[b];

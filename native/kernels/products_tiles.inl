@@ -18,7 +18,7 @@ inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
 
 template <class F>
 constexpr int bias_of() {
-    return F::kMaxCode == 255 ? F::kBias - 128 + kWideBias : F::kBias;
+    return F::kMaxCode == 255 ? kWideBias : F::kBias;
 }
 template <class F>
 constexpr blocks::Int8Layout layout_of(int64_t cols) {
@@ -456,11 +456,15 @@ void linear_tiles(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* co
     }
 }
 
-// The same for a matrix in rows of a format that has no walk of its own.
-template <class F, class Unpack>
+// The same for a matrix in rows of a format that has no walk over many rows; `One` is the level's for a
+// single input, or void.
+template <class F, class Unpack, class One>
 void linear_rows(const Matrix& w, int64_t row0, int64_t row1, const uint8_t* const* x, int64_t n,
                  float* const* out) {
     if (row0 >= row1) return;
+    if constexpr (!__is_same(One, void)) {
+        if (n == 1) return One::walk(w, row0, row1, x[0], out[0]);
+    }
     for (int64_t i = 0; i < n; i += kMostInputs) {
         tiles_for_many<F, FromRows<F, Unpack>>(w, row0, row1, x + i, smaller(kMostInputs, n - i), out + i);
     }
@@ -483,7 +487,8 @@ constexpr void fill_tiles(Table& t) {
 // Rows of the formats that a level has no kernel of its own for. The scalar level has the plain products.
 constexpr void fill_rows(Table& t) {
     const auto set = [&t]<class F, class Unpack>(F, Unpack) {
-        t.linear[static_cast<int>(F::kFormat)] = tiled::linear_rows<F, Unpack>;
+        using One = typename blocks::OneInput<Unpack>::type;
+        t.linear[static_cast<int>(F::kFormat)] = tiled::linear_rows<F, Unpack, One>;
     };
     set(tiles::Q2_K{}, blocks::UnpackQ2_K{});
     set(tiles::Q3_K{}, blocks::UnpackQ3_K{});

@@ -5,7 +5,7 @@
 // A format says
 //     kColumns    of a block: 32 (A8x32 activations) or 256 (A8x256)
 //     kGroup      columns under one integer scale: 16, 32, or 0 without
-//     kMaxCode    largest code, for the width of the sums; 255: codes are numbers plus 128 (`wide`)
+//     kMaxCode    largest code, for the width of the sums; 255: codes are signed numbers (`wide`)
 //     kBias       what is added to each number to make its code
 //     kMinimums   whether a minimum per group is subtracted (then kBias is 0)
 //     kStep       bytes of a step
@@ -174,9 +174,9 @@ alignas(16) constexpr uint8_t kGrid8[16] = {66, 74, 82, 90, 98, 106, 114, 124, 5
 alignas(16) constexpr uint8_t kGridOdd[16] = {16, 18, 20, 22, 24, 26, 28, 30, 14, 12, 10, 8, 6, 4, 2, 0};
 // 8 g + shift of IQ1: -9, -7, -1, 1, 7, 9
 alignas(16) constexpr uint8_t kShifted[16] = {0, 2, 8, 10, 16, 18, 0, 0, 0, 2, 8, 10, 16, 18, 0, 0};
-// blocks::kTable16
-alignas(16) constexpr uint8_t kCurve[16] = {1,   24,  45,  63,  79,  93,  106, 118,
-                                            129, 141, 153, 166, 181, 197, 217, 241};
+// blocks::kTable16, signed
+alignas(16) constexpr uint8_t kCurve[16] = {129, 152, 173, 191, 207, 221, 234, 246,
+                                            1,   13,  25,  38,  53,  69,  89,  113};
 
 // ---- formats
 
@@ -190,10 +190,10 @@ struct Bias {
     static constexpr int kBias = bias;
 };
 
-struct Q8_0 : Name<Format::Q8_0, 255>, HalfHead, Planes<8, 0>, Bias<128> {};
+struct Q8_0 : Name<Format::Q8_0, 255>, HalfHead, Planes<8, 0>, Bias<0> {};
 struct Q4_0 : Name<Format::Q4_0, 15>, HalfHead, Planes<4, 0>, Bias<8> {};
 struct MXFP4 : Name<Format::MXFP4, 24>, E8M0Head, Looked<Planes<4, 0>, kE2M1>, Bias<12> {};
-struct IQ4_NL : Name<Format::IQ4_NL, 255>, HalfHead, Looked<Planes<4, 0>, kCurve>, Bias<128> {};
+struct IQ4_NL : Name<Format::IQ4_NL, 255>, HalfHead, Looked<Planes<4, 0>, kCurve>, Bias<0> {};
 
 struct Q2_K : Name<Format::Q2_K, 3>, FourBitHead, Planes<2, 0> {};
 struct Q3_K : Name<Format::Q3_K, 7>, SixBitSignedHead, Planes<2, 1>, Bias<4> {};
@@ -208,6 +208,6 @@ struct IQ2_XS : Name<Format::IQ2_XS, 86>, OddHead<16, 8>, Looked<Planes<2, 1>, k
 struct IQ2_S : Name<Format::IQ2_S, 86>, OddHead<16, 8>, Looked<Planes<2, 1>, kGrid3>, Bias<43> {};
 struct IQ3_XXS : Name<Format::IQ3_XXS, 124>, OddHead<32, 4>, Looked<Planes<4, 0>, kGrid8>, Bias<62> {};
 struct IQ3_S : Name<Format::IQ3_S, 30>, OddHead<32, 1>, Looked<Planes<4, 0>, kGridOdd>, Bias<15> {};
-struct IQ4_XS : Name<Format::IQ4_XS, 255>, SignedHead<32>, Looked<Planes<4, 0>, kCurve>, Bias<128> {};
+struct IQ4_XS : Name<Format::IQ4_XS, 255>, SignedHead<32>, Looked<Planes<4, 0>, kCurve>, Bias<0> {};
 
 }  // namespace tiles

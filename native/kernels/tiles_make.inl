@@ -125,9 +125,12 @@ constexpr Places places_in(const uint8_t* numbers) {
 template <class F, class Unpack>
 bool read_rows(const Matrix& w, int64_t row0, int64_t b, uint8_t (*rows)[F::kColumns], uint8_t* head) {
     bool good = true;
+    const int64_t ahead =
+        (b + 3) * w.row_bytes / (w.cols / F::kColumns);  // sixteen streams are more than hardware follows
     for (int i = 0; i < kTileRows; i++) {
+        if (row0 + i < w.rows) __builtin_prefetch(blocks::row_of(w, row0 + i) + ahead);
         typename blocks::BlockOf<F::kColumns>::type c{};
-        if (row0 + i < w.rows) Unpack::block(w, row0 + i, b, c);
+        if (row0 + i < w.rows) blocks::unpack<typename blocks::Fastest<Unpack>::type>(w, row0 + i, b, c);
         good &= put_scales(F{}, c, i, head);
         for (int k = 0; k < F::kColumns; k++) rows[i][k] = static_cast<uint8_t>(c.code[k] + F::kBias);
     }
