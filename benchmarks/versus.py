@@ -3,15 +3,15 @@
     python benchmarks/versus.py llama.cpp -m MODEL.gguf --peer-python PEER/bin/python --threads 2,1 --save
     python benchmarks/versus.py transformers --peer-python PEER/bin/python --save
 
-Rounds: every runner reads prompts of --sizes tokens and then runs --tokens tokens one by one after the smallest of them,
-one runner after the other; medians, quartiles and ratios of rounds are reported, with the machine's read bandwidth
+Rounds: every runner reads prompts of --sizes tokens and then runs --tokens tokens one by one after the smallest of
+them, one runner after the other; medians, quartiles and ratios of rounds are reported, with the machine's read bandwidth
 measured between them. Token ids are random, so no tokenizer matters and routing spreads over the experts.
 
-llama.cpp: the same GGUF file, in the layouts of --layouts, all of them in every round; ratios are against the better one.
+llama.cpp: the same GGUF file, in the layouts of --layouts, all of them in every round; ratios are against the better.
 transformers: the model's numbers decoded to float32 in a folder with official names, eager attention and experts.
 
-A peer runs in a process of its own, with the Python that --peer-python or FINBACK_PEER_PYTHON names: docs/bench.md says how
-to make one. A missing peer is named.
+A peer runs in a process of its own, with the Python that --peer-python or FINBACK_PEER_PYTHON names: docs/bench.md says
+how to make one. A missing peer is named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 
 from peers.ours import Finback, PlainReading, bytes_per_token
 from peers.process import Peer, PeerError
-from peers.rounds import OURS, Plan, ratios_of, rows_of, run_rounds, share_of_roof
+from peers.rounds import OURS, Plan, Runner, ratios_of, rows_of, run_rounds, share_of_roof
 
 import finback
 from finback.cli.table import table
@@ -47,7 +47,7 @@ LAYOUTS = {
     "read": {"mmap": False, "repack": False},
     "repack": {"mmap": False, "repack": True},
 }
-"""How llama.cpp holds weights: the mapped file, a copy of it, a copy with rows interleaved where it has kernels for it."""
+"""How llama.cpp holds weights: the mapped file, a copy of it, a copy with rows interleaved where it has the kernels."""
 
 PACKAGES = {"llama.cpp": "llama-cpp-python", "transformers": "torch and transformers"}
 
@@ -115,18 +115,18 @@ def measure(args: argparse.Namespace) -> Record:
                 finback.load(args.model, threads=threads, weights=args.weights, context=plan.context)
             )
             load_s, model = time.perf_counter() - begun, model_of(engine)
-            runners = {OURS: Finback(engine), **{name: peer for name, (peer, _) in started.items()}}
-            rates = run_rounds(
-                runners, random_ids(engine, plan.context), plan, PlainReading(engine.isa, threads), progress(plan, threads)
-            )
+            runners: dict[str, Runner] = {OURS: Finback(engine)}
+            runners |= {name: peer for name, (peer, _) in started.items()}
+            ids, reading = random_ids(engine, plan.context), PlainReading(engine.isa, threads)
+            rates = run_rounds(runners, ids, plan, reading, progress(plan, threads))
         peers |= {name: said for name, (_, said) in started.items()}
         rows += rows_of(rates, head)
         more["ratios"] += ratios_of(rates, head)
         shares = share_of_roof(rates, min(plan.sizes), per_token)
         more["reading"].append({**head, **measured("read_gbps", rates.read_gbps), "share_of_roof": shares})
     return new_record(
-        "versus", engine.isa, rows, **more, model=model, bytes_per_token=per_token, weights=args.weights,
-        prefill_chunk=engine.prefill_chunk, tokens=plan.tokens, rounds=plan.rounds, load_s=round(load_s, 2), peers=peers,
+        "versus", engine.isa, rows, **more, model=model, bytes_per_token=per_token, weights=args.weights, peers=peers,
+        prefill_chunk=engine.prefill_chunk, tokens=plan.tokens, rounds=plan.rounds, load_s=round(load_s, 2),
     )  # fmt: skip
 
 
@@ -140,7 +140,7 @@ def start_peers(
     if args.peer == "transformers":
         model = stack.enter_context(tempfile.TemporaryDirectory())
         export_folder(args.model, model, format="F32")
-        cases = {"transformers": ("transformers_worker.py", {"model": model})}
+        cases: dict[str, tuple[str, dict[str, Any]]] = {"transformers": ("transformers_worker.py", {"model": model})}
     else:
         file = {"model": str(args.model.resolve())}
         cases = {f"llama.cpp {name}": ("llama_cpp_worker.py", file | LAYOUTS[name]) for name in args.layouts}
@@ -177,7 +177,7 @@ def report(record: Record) -> str:
     ]
     for row in record["reading"]:
         shares = ", ".join(f"{name} {share:.2f}" for name, share in row["share_of_roof"].items())
-        lines.append(f"{row['threads']} threads read {row['read_gbps']:.1f} GB/s; decoding's share of that roof: {shares}")
+        lines.append(f"{row['threads']} threads read {row['read_gbps']:.1f} GB/s; decoding's share of it: {shares}")
     return "\n\n".join(lines)
 
 

@@ -66,7 +66,7 @@ def run_rounds(
     for i in range(plan.rounds + 1):
         on_round(i)
         to = rates if i else warm
-        order = list(runners) if i % 2 else list(reversed(runners))
+        order = list(runners) if i % 2 else list(runners)[::-1]
         for size in sorted(plan.sizes, reverse=True):
             for name in order:
                 to.add(name, "prefill", size, size / runners[name].read(ids[:size]))
