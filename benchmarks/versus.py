@@ -4,8 +4,8 @@
     python benchmarks/versus.py transformers --peer-python PEER/bin/python --save
 
 Rounds: every runner reads prompts of --sizes tokens and then runs --tokens tokens one by one after the smallest of
-them, one runner after the other; medians, quartiles and ratios of rounds are reported, with the machine's read bandwidth
-measured between them. Token ids are random, so no tokenizer matters and routing spreads over the experts.
+them, one runner after the other; medians, quartiles and ratios of rounds are reported, with the machine's read
+bandwidth measured between them. Token ids are random, so no tokenizer matters and routing spreads over the experts.
 
 llama.cpp: the same GGUF file, in the layouts of --layouts, all of them in every round; ratios are against the better.
 transformers: the model's numbers decoded to float32 in a folder with official names, eager attention and experts.

@@ -1,8 +1,8 @@
 """llama.cpp through llama-cpp-python, spoken to as wire.py says. Runs in an environment that has that package.
 
 Owns the parameters: same threads for prompts and steps, prompts in one batch cut into micro-batches of 512 (the
-default), logits after the last token only. Uses the C interface, because the layout of weights (`repack`: rows interleaved
-at load, which llama.cpp does by default where it has kernels for it) is no argument of the package's own class.
+default), logits after the last token only. Uses the C interface, because the layout of weights (`repack`: rows
+interleaved at load, which llama.cpp does by default where it has kernels) is no argument of the package's own class.
 """
 
 from __future__ import annotations

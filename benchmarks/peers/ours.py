@@ -43,7 +43,7 @@ class Finback:
 
 
 class PlainReading:
-    """GB/s of reading memory that no cache holds, by threads of their own, in windows as `finback bench kernels` has."""
+    """GB/s of reading memory that no cache holds, by its own threads, in the windows of `finback bench kernels`."""
 
     def __init__(self, level: str, threads: int) -> None:
         self._memory = native.allocate(READ_BYTES, "reading")

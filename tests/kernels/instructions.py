@@ -39,23 +39,22 @@ def read_table() -> Counts:
 
 
 def count() -> Counts:
-    """Runs kernel_count under callgrind, which writes a file whenever `counted` returns and counts nothing outside."""
+    """Runs kernel_count under callgrind, which counts inside of `counted` and writes a file after each `called`."""
     valgrind = shutil.which("valgrind")
     if valgrind is None:
         raise CannotCountError("counting instructions needs valgrind; install the Debian package valgrind")
     programs = sorted((ROOT / "build").glob("*/kernel_count"))
     if not programs:
         raise CannotCountError(f"no {ROOT}/build/*/kernel_count: build it with make driver")
-    counted = "finback::count::counted(finback::count::*"
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         done = subprocess.run(
-            [valgrind, "--tool=callgrind", f"--toggle-collect={counted}", f"--dump-after={counted}",
-             f"--callgrind-out-file={out}", programs[0], LEVEL],
+            [valgrind, "--tool=callgrind", "--toggle-collect=finback::count::counted(*",
+             "--dump-after=finback::count::called(*", f"--callgrind-out-file={out}", programs[0], LEVEL],
             capture_output=True, text=True, check=False, timeout=240,
         )  # fmt: skip
         if done.returncode:
-            raise CannotCountError(f"{programs[0]} under callgrind: exit status {done.returncode}: {done.stderr.strip()}")
+            raise CannotCountError(f"{programs[0]} under callgrind ended with {done.returncode}: {done.stderr.strip()}")
         compiler, *names = done.stdout.splitlines()
         totals = [_total(Path(f"{out}.{i + 1}")) for i in range(len(names))]
     return Counts(compiler, dict(zip(names, totals, strict=True)))

@@ -11,6 +11,8 @@ from types import ModuleType
 import pytest
 
 from finback.tools.record import key_of
+from finback.weights.checkpoint import open_checkpoint
+from finback.weights.inventory import draft_tensors
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS = ROOT / "benchmarks"
@@ -69,21 +71,24 @@ def test_rounds_take_turns_and_ratios_are_against_the_best(peers: ModuleType) ->
 
 
 def test_bytes_of_a_token_leave_out_what_a_token_does_not_read(peers: ModuleType) -> None:
-    from finback.weights.checkpoint import open_checkpoint
-
     checkpoint = open_checkpoint(None)
     config = checkpoint.config
-    inactive = (config.n_routed_experts - config.num_experts_per_tok) * sum(
-        checkpoint.experts(f"layers.{layer.index}.ffn.experts", matrix).nbytes
-        for layer in config.layers
-        for matrix in ("w1", "w2", "w3")
-    )
-    hashed = [layer.index for layer in config.layers if layer.hashed]
-    tables = sum(checkpoint.weight(f"layers.{index}.ffn.gate.tid2eid").data.nbytes for index in hashed)
-    unused = {t.name: t.nbytes for t in checkpoint.stored() if t.name in checkpoint.unused}
-    rest = inactive + tables + checkpoint.weight("embed.weight").data.nbytes + sum(unused.values())
-    draft = sum(t.nbytes for t in checkpoint.stored() if t.name.startswith(f"blk.{len(config.layers)}."))
-    assert peers.ours.bytes_per_token(None) == checkpoint.nbytes - rest - draft
+
+    def stacks(prefix: str, count: int) -> int:
+        return count * sum(checkpoint.experts(f"{prefix}.ffn.experts", matrix).nbytes for matrix in ("w1", "w2", "w3"))
+
+    idle = config.n_routed_experts - config.num_experts_per_tok
+    left_out = checkpoint.weight("embed.weight").data.nbytes
+    for layer in config.layers:
+        left_out += stacks(f"layers.{layer.index}", idle)
+        if layer.hashed:
+            left_out += checkpoint.weight(f"layers.{layer.index}.ffn.gate.tid2eid").data.nbytes
+    for tensor in draft_tensors(config):
+        if tensor.role != "experts":
+            left_out += checkpoint.weight(tensor.name).data.nbytes
+    left_out += sum(stacks(f"mtp.{i}", config.n_routed_experts) for i in range(len(config.mtp_layers)))
+    assert left_out > checkpoint.nbytes / 2
+    assert peers.ours.bytes_per_token(None) == checkpoint.nbytes - left_out
 
 
 def versus(*arguments: str) -> tuple[int, str]:
