@@ -4,13 +4,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ORACLE := .venv-oracle
+PEER := .venv-llama
 PIP_FLAGS := --quiet --disable-pip-version-check --no-input
 
 NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name '*.inl') CMakeLists.txt pyproject.toml
 BUILT := $(VENV)/.built
 DEV := $(VENV)/.dev
 
-.PHONY: help run build driver test test-isa test-slow test-oracle lint types layers symbols format wheel bench-transformers clean
+.PHONY: help run build driver test test-isa test-slow test-oracle lint types layers symbols instructions format wheel \
+        bench-llama bench-transformers clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 22
@@ -37,7 +39,7 @@ $(DEV): $(BUILT) requirements/dev.txt
 
 driver: $(BUILT)  ## the C++ programs that make test runs
 	@$(BIN)/cmake --build $$(dirname $$(find build -maxdepth 2 -name CMakeCache.txt | head -1)) \
-	  --target finback_tests kernel_digest >/dev/null
+	  --target finback_tests kernel_digest kernel_count >/dev/null
 
 test: $(DEV) lint types layers symbols driver  ## everything that gates a change
 	$(BIN)/python -m pytest -m "not slow" --ignore tests/oracle
@@ -74,11 +76,23 @@ layers: $(DEV)  ## direction of dependencies
 symbols: $(BUILT)  ## instruction-set objects share no symbol with the rest
 	sh native/check_symbols.sh $$(find build -name 'isa_*.o')
 
+instructions: $(DEV) driver  ## rewrite the table of instruction counts that make test compares with
+	$(BIN)/python -m tests.kernels.instructions
+
 wheel: $(VENV)/.env  ## a wheel in dist/
 	$(BIN)/python -m pip wheel $(PIP_FLAGS) --no-deps --no-build-isolation -w dist .
 
-bench-transformers: $(ORACLE)/.built  ## tokens/s against transformers eager, interleaved
-	$(ORACLE)/bin/python benchmarks/versus.py transformers
+bench-llama: $(BUILT) $(PEER)/.built  ## tokens/s against llama.cpp, interleaved: MODEL=file.gguf, ARGS="--threads 2,1"
+	@test -n "$(MODEL)" || { echo "bench-llama needs a GGUF file that llama.cpp runs too; give MODEL=file.gguf"; exit 2; }
+	$(BIN)/python benchmarks/versus.py llama.cpp -m "$(MODEL)" --peer-python $(PEER)/bin/python $(ARGS)
+
+$(PEER)/.built: requirements/llama.txt
+	$(PYTHON) -m venv $(PEER)
+	CMAKE_ARGS="-DGGML_NATIVE=ON" $(PEER)/bin/python -m pip install $(PIP_FLAGS) --no-binary llama-cpp-python -r $<
+	@touch $@
+
+bench-transformers: $(BUILT) $(ORACLE)/.built  ## tokens/s against transformers eager, interleaved: ARGS="--threads 2,1"
+	$(BIN)/python benchmarks/versus.py transformers --peer-python $(ORACLE)/bin/python $(ARGS)
 
 clean:  ## everything that was made here
-	rm -rf $(VENV) $(ORACLE) build dist
+	rm -rf $(VENV) $(ORACLE) $(PEER) build dist

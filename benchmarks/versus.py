@@ -1,130 +1,189 @@
-"""Side by side with peers, on the same weights, threads and prompt, interleaved.
+"""Side by side with peers, on the same weights, threads and token ids, interleaved.
 
-    python benchmarks/versus.py transformers [--threads 2] [--tokens 64] [--rounds 5] [--out FILE.json]
+    python benchmarks/versus.py llama.cpp -m MODEL.gguf --peer-python PEER/bin/python --threads 2,1 --save
+    python benchmarks/versus.py transformers --peer-python PEER/bin/python --save
 
-transformers: the embedded model's numbers, decoded to float32, are written as a model folder with official names, which
-transformers loads (eager attention and experts); finback runs the Q8_0 file. Each round times finback and the peer
-one after the other; medians and spread are printed, with the machine's read bandwidth measured in the same run.
-Needs torch and transformers (`make bench-transformers` installs them in an environment of their own); a missing peer
-is named.
+Rounds: every runner reads prompts of --sizes tokens and then runs --tokens tokens one by one after the smallest of
+them, one runner after the other; medians, quartiles and ratios of rounds are reported, with the machine's read bandwidth
+measured between them. Token ids are random, so no tokenizer matters and routing spreads over the experts.
+
+llama.cpp: the same GGUF file, in the layouts of --layouts, all of them in every round; ratios are against the better.
+transformers: the model's numbers decoded to float32 in a folder with official names, eager attention and experts.
+
+A peer runs in a process of its own, with the Python that --peer-python or FINBACK_PEER_PYTHON names: docs/bench.md says
+how to make one. A missing peer is named.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
+import contextlib
+import datetime
 import json
-import platform
-import statistics
-import subprocess
+import os
+import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-import numpy as np
+from peers.ours import Finback, PlainReading, bytes_per_token
+from peers.process import Peer, PeerError
+from peers.rounds import OURS, Plan, Runner, ratios_of, rows_of, run_rounds, share_of_roof
 
 import finback
-from finback.config import ARITHMETIC_VERSION
+from finback.cli.table import table
+from finback.errors import FinbackError
+from finback.tools.bench_steps import model_of, random_ids
 from finback.tools.export import export_folder
+from finback.tools.record import Record, measured, new_record
 
-PROMPT = [{"role": "user", "content": "Tell me a story about a fox and a silver bell."}]
+RESULTS = Path(__file__).parent / "results"
+PEER_PYTHON = "FINBACK_PEER_PYTHON"
+
+LAYOUTS = {
+    "mapped": {"mmap": True, "repack": False},
+    "read": {"mmap": False, "repack": False},
+    "repack": {"mmap": False, "repack": True},
+}
+"""How llama.cpp holds weights: the mapped file, a copy of it, a copy with rows interleaved where it has the kernels."""
+
+PACKAGES = {"llama.cpp": "llama-cpp-python", "transformers": "torch and transformers"}
+
+
+def arguments() -> argparse.Namespace:
+    """The options, checked."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("peer", choices=list(PACKAGES))
+    parser.add_argument("-m", "--model", type=Path, help="the model; without it the embedded one (transformers only)")
+    parser.add_argument("--peer-python", default=os.environ.get(PEER_PYTHON), help=f"default: {PEER_PYTHON}")
+    parser.add_argument("--threads", type=numbers, default=(2,), metavar="N,...")
+    parser.add_argument("--sizes", type=numbers, default=(64, 512), metavar="N,...", help="tokens of prompts")
+    parser.add_argument("--tokens", type=int, default=32, help="steps that are timed in a round")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--weights", choices=("auto", "mapped", "resident"), default="auto", help="finback's layout")
+    parser.add_argument("--layouts", default="mapped,repack", help=f"llama.cpp's layouts: {', '.join(LAYOUTS)}")
+    parser.add_argument("--save", action="store_true", help=f"write the record to {RESULTS.name}/")
+    args = parser.parse_args()
+    args.layouts = args.layouts.split(",")
+    for layout in args.layouts:
+        if layout not in LAYOUTS:
+            parser.error(f"--layouts names {layout}; known are {', '.join(LAYOUTS)}")
+    if args.peer == "llama.cpp" and args.model is None:
+        parser.error("llama.cpp needs a GGUF file; give -m MODEL.gguf")
+    if args.tokens < 1 or args.rounds < 1:
+        parser.error("--tokens and --rounds must be at least 1")
+    return args
+
+
+def numbers(text: str) -> tuple[int, ...]:
+    """Whole numbers from 1, separated by commas."""
+    values = tuple(int(word) for word in text.split(","))
+    if min(values) < 1:
+        raise ValueError(text)
+    return values
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("peer", choices=["transformers"])
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--prefill", type=int, default=512)
-    parser.add_argument("--out", type=Path)
-    args = parser.parse_args()
+    args = arguments()
     try:
-        record = against_transformers(args)
-    except ModuleNotFoundError as error:
-        raise SystemExit(f"the peer is missing: {error.name} is not installed; run make bench-transformers") from None
-    print(json.dumps(record, indent=2))
-    if args.out:
-        args.out.write_text(json.dumps(record, indent=2) + "\n")
+        record = measure(args)
+    except (PeerError, FinbackError) as error:
+        raise SystemExit(str(error)) from None
+    print(report(record))
+    if args.save:
+        name = args.model.stem if args.model else "tiny"
+        path = RESULTS / f"versus-{args.peer}-{name}-{datetime.datetime.now(datetime.UTC):%Y-%m-%d}.json"
+        path.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+        print(f"\n{path}")
 
 
-def against_transformers(args: argparse.Namespace) -> dict[str, object]:
-    """Decode and prefill rates of both, interleaved."""
-    import torch
-    from transformers import DeepseekV4ForCausalLM
-
-    torch.set_num_threads(args.threads)
-    with tempfile.TemporaryDirectory() as folder, finback.load(threads=args.threads) as engine:
-        export_folder(None, folder, format="F32")
-        peer = DeepseekV4ForCausalLM.from_pretrained(
-            folder, dtype=torch.float32, attn_implementation="eager", experts_implementation="eager"
-        ).eval()
-        ids = engine.encode(PROMPT)
-        long = (ids * (args.prefill // len(ids) + 1))[: args.prefill]
-        rates: dict[str, list[float]] = {"finback_decode": [], "transformers_decode": [], "finback_prefill": []}
-        read = []
-        for _ in range(args.rounds):
-            rates["finback_decode"].append(finback_decode(engine, ids, args.tokens))
-            rates["transformers_decode"].append(transformers_decode(peer, ids, args.tokens))
-            rates["finback_prefill"].append(finback_prefill(engine, long))
-            read.append(read_bandwidth())
-    medians = {name: statistics.median(values) for name, values in rates.items()}
-    return {
-        "machine": f"{platform.machine()}, {platform.processor() or 'cpu'}, {args.threads} threads",
-        "commit": commit(),
-        "level": engine.isa,
-        "arithmetic_version": ARITHMETIC_VERSION,
-        "versions": {name: importlib.metadata.version(name) for name in ("torch", "transformers", "numpy")},
-        "read_gbps_one_thread": statistics.median(read),
-        "tokens_per_s": {n: {"median": medians[n], "min": min(v), "max": max(v)} for n, v in rates.items()},
-        "decode_ratio": medians["finback_decode"] / medians["transformers_decode"],
-        "prefill_over_decode": medians["finback_prefill"] / medians["finback_decode"],
-        "prompt_tokens": len(ids),
-        "decoded_tokens": args.tokens,
-        "prefill_tokens": args.prefill,
-    }
+def measure(args: argparse.Namespace) -> Record:
+    """The record of all numbers of threads."""
+    plan = Plan(args.sizes, args.tokens, args.rounds)
+    rows: list[dict[str, Any]] = []
+    more: dict[str, list[dict[str, Any]]] = {"ratios": [], "reading": []}
+    peers: dict[str, dict[str, Any]] = {}
+    per_token = bytes_per_token(args.model)
+    for threads in args.threads:
+        head = {"threads": threads}
+        with contextlib.ExitStack() as stack:
+            started = dict(start_peers(args, plan, threads, stack))
+            begun = time.perf_counter()
+            engine = stack.enter_context(
+                finback.load(args.model, threads=threads, weights=args.weights, context=plan.context)
+            )
+            load_s, model = time.perf_counter() - begun, model_of(engine)
+            runners: dict[str, Runner] = {OURS: Finback(engine)}
+            runners |= {name: peer for name, (peer, _) in started.items()}
+            ids, reading = random_ids(engine, plan.context), PlainReading(engine.isa, threads)
+            rates = run_rounds(runners, ids, plan, reading, progress(plan, threads))
+        peers |= {name: said for name, (_, said) in started.items()}
+        rows += rows_of(rates, head)
+        more["ratios"] += ratios_of(rates, head)
+        shares = share_of_roof(rates, min(plan.sizes), per_token)
+        more["reading"].append({**head, **measured("read_gbps", rates.read_gbps), "share_of_roof": shares})
+    return new_record(
+        "versus", engine.isa, rows, **more, model=model, bytes_per_token=per_token, weights=args.weights, peers=peers,
+        prefill_chunk=engine.prefill_chunk, tokens=plan.tokens, rounds=plan.rounds, load_s=round(load_s, 2),
+    )  # fmt: skip
 
 
-def finback_decode(engine: finback.Engine, ids: list[int], tokens: int) -> float:
-    """Greedy tokens a second after a prompt."""
-    answer = engine.generate(ids, finback.Sampling(temperature=0, max_tokens=tokens + 1, ignore_eos=True))
-    return tokens / answer.timings.decode_s
-
-
-def finback_prefill(engine: finback.Engine, ids: list[int]) -> float:
-    """Prompt tokens a second."""
-    with engine.session() as session:
+def start_peers(
+    args: argparse.Namespace, plan: Plan, threads: int, stack: contextlib.ExitStack
+) -> Iterator[tuple[str, tuple[Peer, dict[str, Any]]]]:
+    """Loaded peers by name, each with what it said of itself."""
+    remedy = f"install {PACKAGES[args.peer]} as docs/bench.md says, and name that Python with --peer-python"
+    if not args.peer_python:
+        raise PeerError(f"the peer {args.peer} is missing: no Python is named for it; {remedy}")
+    if args.peer == "transformers":
+        model = stack.enter_context(tempfile.TemporaryDirectory())
+        export_folder(args.model, model, format="F32")
+        cases: dict[str, tuple[str, dict[str, Any]]] = {"transformers": ("transformers_worker.py", {"model": model})}
+    else:
+        file = {"model": str(args.model.resolve())}
+        cases = {f"llama.cpp {name}": ("llama_cpp_worker.py", file | LAYOUTS[name]) for name in args.layouts}
+    for name, (worker, fields) in cases.items():
+        peer = stack.enter_context(Peer(name, args.peer_python, worker, remedy))
         begun = time.perf_counter()
-        session.append(ids)
-        return len(ids) / (time.perf_counter() - begun)
+        said = peer.ask("load", threads=threads, context=plan.context, **fields)
+        yield name, (peer, said | {"load_s": round(time.perf_counter() - begun, 2)})
 
 
-def transformers_decode(peer: object, ids: list[int], tokens: int) -> float:
-    """Greedy tokens a second after a prompt, with the library's cache."""
-    import torch
+def progress(plan: Plan, threads: int) -> Any:
+    """Says on stderr which round begins."""
 
-    with torch.no_grad():
-        out = peer(torch.tensor([ids]), use_cache=True)  # type: ignore[operator]
-        token = out.logits[:, -1:].argmax(-1)
-        begun = time.perf_counter()
-        for _ in range(tokens):
-            out = peer(token, past_key_values=out.past_key_values, use_cache=True)  # type: ignore[operator]
-            token = out.logits[:, -1:].argmax(-1)
-        return tokens / (time.perf_counter() - begun)
+    def say(i: int) -> None:
+        print(f"{threads} threads, {'warm-up' if not i else f'round {i} of {plan.rounds}'}", file=sys.stderr)
+
+    return say
 
 
-def read_bandwidth(size: int = 256 << 20) -> float:
-    """GB/s of one thread summing a large array: a floor for what memory gives."""
-    data = np.ones(size // 8, np.float64)
-    begun = time.perf_counter()
-    data.sum()
-    return size / (time.perf_counter() - begun) / 1e9
+def report(record: Record) -> str:
+    """Tables of rates and ratios."""
+    rates = [
+        (row["runner"], row["what"], str(row["size"]), str(row["threads"]), f"{row['tokens_per_s']:.2f}",
+         spread(row["tokens_per_s_spread"])) for row in record["rows"]
+    ]  # fmt: skip
+    ratios = [
+        (row["against"], row["what"], str(row["size"]), str(row["threads"]), f"{row['ratio']:.2f}",
+         spread(row["ratio_spread"])) for row in record["ratios"]
+    ]  # fmt: skip
+    head = ("what", "size", "threads")
+    lines = [
+        table(("runner", *head, "tokens/s", "quartiles"), rates, left=2),
+        table(("finback over", *head, "ratio", "quartiles"), ratios, left=2),
+    ]
+    for row in record["reading"]:
+        shares = ", ".join(f"{name} {share:.2f}" for name, share in row["share_of_roof"].items())
+        lines.append(f"{row['threads']} threads read {row['read_gbps']:.1f} GB/s; decoding's share of it: {shares}")
+    return "\n\n".join(lines)
 
 
-def commit() -> str:
-    """The checked-out commit, or "unknown" outside a clone."""
-    done = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return done.stdout.strip() or "unknown"
+def spread(pair: list[float]) -> str:
+    """Quartiles."""
+    return f"{pair[0]:.2f}-{pair[1]:.2f}"
 
 
 if __name__ == "__main__":

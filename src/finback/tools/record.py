@@ -28,6 +28,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "decode": ("depth", "tokens", "threads"),
     "prefill": ("size", "depth", "threads"),
     "startup": ("what",),
+    "versus": ("runner", "what", "size", "threads"),
 }
 """The fields that name a row, by the kind of its record. Rows of two records with the same name are compared."""
 
@@ -36,6 +37,7 @@ MEASURES: Final[dict[str, tuple[str, ...]]] = {
     "decode": ("tokens_per_s",),
     "prefill": ("tokens_per_s",),
     "startup": ("ms",),
+    "versus": ("tokens_per_s",),
 }
 """The measured fields, each with its quartiles in the field NAME_spread."""
 
@@ -129,7 +131,7 @@ def label_of(kind: str, row: Row) -> str:
             continue
         if field == "shape":
             words.append("x".join(map(str, value)))
-        elif field in ("format", "layout", "what"):
+        elif field in ("format", "layout", "what", "runner"):
             words.append(str(value))
         elif field in ("depth", "size"):
             words.append(f"{field} {value}")
