@@ -77,8 +77,9 @@ Copies::Copies(const Table& table, const Matrix& pattern, int64_t count, bool re
 
 namespace {
 
-// A tenth of a millisecond or more of arithmetic for each thread, and not less than multiply() (ops/work.h)
-// takes at a time.
+// A tenth of a millisecond or more of arithmetic for each thread, and so many rows that preparing the inputs,
+// which a kernel does once a call, weighs as little as in a step.
+constexpr int64_t kStripeGrains = 16;
 constexpr int64_t kStripeWork = int64_t{1} << 26;  // products of a weight and a value
 
 // How many equal stripes a matrix is cut into.
@@ -86,7 +87,7 @@ int64_t stripes_of(const Matrix& w, int64_t n, int threads) {
     if (w.rows % kRowGrain) return 1;
     const int64_t grains = w.rows / kRowGrain;
     const int64_t work = kStripeWork / (n * w.cols * kRowGrain);
-    const int64_t least = threads * std::max({work, kBlockBytes / w.row_bytes / kRowGrain, int64_t{1}});
+    const int64_t least = threads * std::max(work, kStripeGrains);
     int64_t stripes = std::max<int64_t>(grains / least, 1);
     while (grains % stripes) stripes--;
     return stripes;

@@ -118,7 +118,7 @@ FINBACK_INLINE f32x16 load_e8m0_halves(const uint8_t* p) {
 
 // Inputs that may share a register of codes in the many-input walk, descending to 1: two VNNI pipes of four
 // or five cycles want eight sums at least.
-constexpr int kShares[] = {8, 4, 2, 1};
+constexpr int kShares[] = {12, 8, 4, 2, 1};
 
 }  // namespace
 }  // namespace finback

@@ -24,8 +24,8 @@ namespace finback {
 namespace {
 
 constexpr int64_t kSliceEntries = 1024;
-constexpr int64_t kTemporary =
-    4096;  // values of one matrix's results on the stack: 4096 rows x 1 input .. 128 x 32
+// Values of one matrix's results on the stack: 16384 rows x 1 input .. 256 x 64.
+constexpr int64_t kTemporary = 16384;
 static_assert(kTemporary / kInputTile >= kRowGrain);
 
 // Scratch: u and its packed form for the entries of a slice; for each thread its own copy of the sorted list
@@ -182,8 +182,7 @@ class Experts final : public Op {
         }
     }
 
-    // visit(output rows, entries) over rows x group in blocks whose results fit a temporary; the rows of a
-    // block stay in the cache while the tiles of entries pass.
+    // visit(output rows, entries) over rows x group in blocks whose results fit a temporary.
     template <class Visit>
     static void for_blocks(Range rows, Range group, const Visit& visit) {
         const int64_t tile = std::min(group.end - group.begin, kInputTile);

@@ -64,12 +64,10 @@ inline bool norm_row(const Table& table, const float* x, int64_t n, float eps, c
     return false;
 }
 
-// Many inputs against a range of rows of one matrix. The kernel reads its rows once per call; with more
-// inputs than fit the second-level cache beside them, both sides are blocked: a block of rows stays while
-// tiles of inputs pass over it, so the matrix comes from memory once and the inputs once per block.
-static constexpr int64_t kInputTile = 32;
-static constexpr int64_t kBlockBytes = 256
-                                       << 10;  // of the matrix; a quarter of the usual 1 MB of cache per core
+// Many inputs against a range of rows of one matrix, so many at a time that the arithmetic on a weight
+// outweighs bringing it from memory by far. A kernel prepares its inputs once a call: so the rows come in one
+// piece.
+static constexpr int64_t kInputTile = 64;
 
 // in(i): packed input i, i < n. out(i): where its product with row rows.begin goes; the following rows follow
 // it.
@@ -77,20 +75,15 @@ template <class In, class Out>
 void multiply(const Table& table, const Matrix& w, Range rows, int64_t n, const In& in, const Out& out) {
     const auto linear =
         (w.layout == Layout::TILES ? table.linear_tiles : table.linear)[static_cast<int>(w.format)];
-    int64_t block = rows.end - rows.begin;
-    if (n > kInputTile) block = std::max(kBlockBytes / w.row_bytes / kRowGrain, int64_t{1}) * kRowGrain;
-    for (int64_t r0 = rows.begin; r0 < rows.end; r0 += block) {
-        const int64_t r1 = std::min(r0 + block, rows.end);
-        for (int64_t i0 = 0; i0 < n; i0 += kInputTile) {
-            const int64_t tile = std::min(kInputTile, n - i0);
-            const uint8_t* x[kInputTile];
-            float* y[kInputTile];
-            for (int64_t i = 0; i < tile; i++) {
-                x[i] = in(i0 + i);
-                y[i] = out(i0 + i) + (r0 - rows.begin);
-            }
-            linear(w, r0, r1, x, tile, y);
+    for (int64_t i0 = 0; i0 < n; i0 += kInputTile) {
+        const int64_t tile = std::min(kInputTile, n - i0);
+        const uint8_t* x[kInputTile];
+        float* y[kInputTile];
+        for (int64_t i = 0; i < tile; i++) {
+            x[i] = in(i0 + i);
+            y[i] = out(i0 + i);
         }
+        linear(w, rows.begin, rows.end, x, tile, y);
     }
 }
 
