@@ -123,7 +123,8 @@ def measure(args: argparse.Namespace) -> Record:
         rows += rows_of(rates, head)
         more["ratios"] += ratios_of(rates, head)
         shares = share_of_roof(rates, min(plan.sizes), per_token)
-        more["reading"].append({**head, **measured("read_gbps", rates.read_gbps), "share_of_roof": shares})
+        limits = measured("read_gbps", rates.read_gbps) | measured("load_average", rates.load_average)
+        more["reading"].append({**head, **limits, "share_of_roof": shares})
     return new_record(
         "versus", engine.isa, rows, **more, model=model, bytes_per_token=per_token, weights=args.weights, peers=peers,
         prefill_chunk=engine.prefill_chunk, tokens=plan.tokens, rounds=plan.rounds, load_s=round(load_s, 2),
@@ -177,7 +178,10 @@ def report(record: Record) -> str:
     ]
     for row in record["reading"]:
         shares = ", ".join(f"{name} {share:.2f}" for name, share in row["share_of_roof"].items())
-        lines.append(f"{row['threads']} threads read {row['read_gbps']:.1f} GB/s; decoding's share of it: {shares}")
+        lines.append(
+            f"{row['threads']} threads read {row['read_gbps']:.1f} GB/s; decoding's share of it: {shares}; "
+            f"load average {row['load_average']:.1f}"
+        )
     return "\n\n".join(lines)
 
 

@@ -6,6 +6,7 @@ reported. Knows no library: a runner is whatever reads prompts and runs tokens.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -44,10 +45,12 @@ class Plan:
 
 @dataclass(slots=True)
 class Rates:
-    """Tokens a second of each runner, by (what, size), round by round; and GB/s of plain reading."""
+    """Tokens a second of each runner, by (what, size), round by round; with GB/s of plain reading and the system's load
+    average, which says whether others wanted the processors too."""
 
     tokens_per_s: dict[tuple[str, str, int], list[float]] = field(default_factory=dict)
     read_gbps: list[float] = field(default_factory=list)
+    load_average: list[float] = field(default_factory=list)
 
     def add(self, runner: str, what: str, size: int, rate: float) -> None:
         self.tokens_per_s.setdefault((runner, what, size), []).append(rate)
@@ -74,6 +77,7 @@ def run_rounds(
             tokens = ids[size : size + WARM_TOKENS + plan.tokens]
             seconds = runners[name].decode(tokens[:WARM_TOKENS], tokens[WARM_TOKENS:])
             to.add(name, "decode", size, plan.tokens / seconds)
+        to.load_average.append(os.getloadavg()[0])
         to.read_gbps.append(read_gbps())
     return rates
 
