@@ -106,7 +106,7 @@ FINBACK_INLINE i32x16 add_pair(i32x16 total, scales first, scales second, int32_
 
 constexpr int kWideBias = 128;  // what the dot adds to each number
 using wide = codes;
-FINBACK_INLINE wide wide_of(codes w) { return {_mm512_xor_epi32(w.v, _mm512_set1_epi8(-128))}; }
+FINBACK_INLINE wide wide_of(codes w) { return {_mm512_xor_si512(w.v, _mm512_set1_epi8(-128))}; }
 
 FINBACK_INLINE f32x16 load_f16(const uint8_t* p) { return {_mm512_cvtph_ps(load256(p))}; }
 // 2^(b-128) of sixteen E8M0 bytes: 2^(b-127) by its exponent field, then halved, which is exact down to

@@ -113,6 +113,7 @@ inline Vector each(F f) {
 #define _mm512_set1_epi8 simde_mm512_set1_epi8
 #define _mm512_permute_ps finback_emulate::permute_ps
 #define _mm512_or_si512 simde_mm512_or_si512
+#define _mm512_xor_si512 simde_mm512_xor_si512
 #define _mm512_mullo_epi32 simde_mm512_mullo_epi32
 #define _mm512_mul_ps simde_mm512_mul_ps
 #define _mm512_fmadd_ps simde_mm512_fmadd_ps
