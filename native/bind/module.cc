@@ -42,6 +42,10 @@ std::vector<KernelInfo> kernel_infos() {
         }
         for (int f = 0; f < static_cast<int>(Format::COUNT); f++) {
             add_kernel(infos, t, "linear", format_name(static_cast<Format>(f)), t.linear[f]);
+            if (t.linear_tiles[f]) {  // not of formats that stay in rows
+                add_kernel(infos, t, "linear_tiles", format_name(static_cast<Format>(f)), t.linear_tiles[f]);
+            }
+            add_kernel(infos, t, "make_resident", format_name(static_cast<Format>(f)), t.make_resident[f]);
             add_kernel(infos, t, "decode_row", format_name(static_cast<Format>(f)), t.decode_row[f]);
         }
         add_kernel(infos, t, "hyper_mix", "F32", t.hyper_mix);

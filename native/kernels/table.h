@@ -42,8 +42,7 @@ struct Table {
 
     // Rows [row0, row1) of w, which lies in ROWS, into their place in the resident copy that starts at `to`
     // (resident_bytes long): tiles, or plain rows. row0 is a multiple of 16; so is row1, or it is w.rows.
-    // Returns whether every weight is finite; a scale plane (FP8_E4M3) is not looked at and stays where it
-    // is.
+    // Returns whether every weight is finite, scales included; the scale plane of FP8_E4M3 stays where it is.
     bool (*make_resident[static_cast<int>(Format::COUNT)])(const Matrix& w, int64_t row0, int64_t row1,
                                                            uint8_t* to);
 

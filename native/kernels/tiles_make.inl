@@ -186,16 +186,20 @@ bool make_tiles(const Matrix& w, int64_t row0, int64_t row1, uint8_t* to) {
 
 template <class Load>
 struct FloatWeights {
-    static bool finite_row(const uint8_t* row, int64_t cols) {
+    static bool finite_row(const Matrix& w, int64_t r) {
+        const uint8_t* row = blocks::row_of(w, r);
         bool good = true;
-        for (int64_t i = 0; i < cols; i++) good &= finite(Load::at(row, i));
+        for (int64_t i = 0; i < w.cols; i++) good &= finite(Load::at(row, i));
         return good;
     }
 };
 struct Fp8Weights {
-    static bool finite_row(const uint8_t* row, int64_t cols) {
+    static bool finite_row(const Matrix& w, int64_t r) {
+        const uint8_t* row = blocks::row_of(w, r);
+        const blocks::ScaleRow scales(w, r);
         bool good = true;
-        for (int64_t i = 0; i < cols; i++) good &= (row[i] & 0x7f) != 0x7f;
+        for (int64_t i = 0; i < w.cols; i++) good &= (row[i] & 0x7f) != 0x7f;
+        for (int64_t c = 0; c < w.scale_cols; c++) good &= finite(scales[c]);
         return good;
     }
 };
@@ -205,7 +209,7 @@ bool make_rows(const Matrix& w, int64_t row0, int64_t row1, uint8_t* to) {
     bool good = true;
     for (int64_t r = row0; r < row1; r++) {
         const uint8_t* row = blocks::row_of(w, r);
-        good &= Weights::finite_row(row, w.cols);
+        good &= Weights::finite_row(w, r);
         __builtin_memcpy(to + r * w.cols * kBytes, row, static_cast<size_t>(w.cols * kBytes));
     }
     return good;

@@ -168,8 +168,9 @@ def test_doctor() -> None:
     kernels = json.loads(ok("doctor", "--kernels", "--json"))["kernels"]
     assert {"op", "format", "level", "function"} == set(kernels[0])
     assert {row["format"] for row in kernels if row["op"] == "linear"} >= {"FP8_E4M3", "MXFP4", "Q8_0", "Q4_K"}
+    assert {row["format"] for row in kernels if row["op"] == "linear_tiles"} >= {"MXFP4", "Q8_0", "IQ2_XXS"}
     scalar = json.loads(ok("doctor", "--kernels", "--isa", "scalar", "--json"))["kernels"]
-    assert not {row["function"] for row in scalar} & {row["function"] for row in kernels if row["level"] != "scalar"}
+    assert {row["level"] for row in scalar} == {"scalar"}
 
 
 def test_version_and_help() -> None:

@@ -208,6 +208,9 @@ def test_levels_are_chosen_and_refused_by_name() -> None:
         row for row in rows if (row["op"], row["format"]) == ("linear", "Q8_0")
     ).items()
     assert all(row["function"].startswith("0x") for row in rows)
+    best = native.kernel_functions(native.select_level(None))
+    if best[0]["level"] != "scalar":  # addresses of one process: no level runs another's scalar code
+        assert not {row["function"] for row in rows} & {row["function"] for row in best}
 
 
 def test_buffers_are_zero_aligned_and_counted() -> None:

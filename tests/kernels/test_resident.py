@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from tests.kernels.linear_model import ENCODING, Stored
+from tests.kernels.linear_model import Stored
 from tests.kernels.matrices import (
     FORMATS,
     HALVES_AT,
@@ -113,6 +113,13 @@ def test_a_weight_that_is_not_a_number_is_found(level: str) -> None:
         assert not copy(level, Stored(format, data, m.rows, m.cols, m.scales, m.block))[1], (level, format)
 
 
-def test_encodings_are_those_of_the_rows() -> None:
-    """A copy is multiplied with inputs packed for its format: the layout adds no encoding of its own."""
-    assert set(ENCODING) == set(FORMATS)
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("float_scales", [False, True])
+def test_a_scale_that_is_not_a_number_is_found(level: str, float_scales: bool) -> None:
+    rng = np.random.default_rng(6)
+    for at in (0, 1, -1):
+        m = random_matrix(rng, "FP8_E4M3", 200, 300, (128, 128), float_scales)
+        assert copy(level, m)[1]
+        assert m.scales is not None
+        m.scales[at] = np.inf if float_scales else 255
+        assert not copy(level, m)[1]
