@@ -52,7 +52,7 @@ def new_record(kind: str, level: str, rows: Sequence[Row], **more: Any) -> Recor
         "kind": kind,
         "machine": describe_machine(),
         "version": __version__,
-        "commit": commit(),
+        "commit": _COMMIT,
         "level": level,
         "arithmetic_version": ARITHMETIC_VERSION,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
@@ -89,6 +89,9 @@ def commit(folder: Path = _FOLDER) -> str | None:
     if name is None:
         return None
     return f"{name}+changes" if git("status", "--porcelain", "--untracked-files=no") else name
+
+
+_COMMIT: Final = commit()  # when this code was loaded: what is in the checkout later was not measured
 
 
 # ---- statistics
