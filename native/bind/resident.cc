@@ -4,6 +4,7 @@
 #include "kernels/resident.h"
 
 #include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 #include <sys/mman.h>
@@ -11,6 +12,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <optional>
+#include <system_error>
 
 #include "bind/bind.h"
 #include "core/cpu.h"
@@ -44,9 +47,9 @@ void advise(const Matrix& w, int advice) {
 }
 
 // Copies each matrix to its place; returns the number of the first that holds a weight which is not finite,
-// or -1.
-int64_t copy_all(const std::string& level, int threads, const std::vector<Matrix>& from,
-                 const std::vector<uint8_t*>& to, bool mapped) {
+// -1 if there is none, nothing in a forked child. OSError if the system refuses the threads.
+std::optional<int64_t> copy_all(const std::string& level, int threads, const std::vector<Matrix>& from,
+                                const std::vector<uint8_t*>& to, bool mapped) {
     std::string why;
     const Table* table = select_table(level, &why);
     if (!table) refuse(why);
@@ -55,8 +58,7 @@ int64_t copy_all(const std::string& level, int threads, const std::vector<Matrix
     const int64_t tiles = (from[0].rows + kTileRows - 1) / kTileRows,
                   count = static_cast<int64_t>(from.size());
     std::atomic<int64_t> bad{count};
-    const nb::gil_scoped_release released;
-    const bool ran = run_team(threads, [&](Team& team, int id) {
+    const auto body = [&](Team& team, int id) {
         const Range mine = share(count * tiles, id, team.size());
         for (int64_t at = mine.begin; at < mine.end;) {
             const int64_t m = at / tiles, first = at % tiles, last = std::min(tiles, first + mine.end - at);
@@ -74,8 +76,14 @@ int64_t copy_all(const std::string& level, int threads, const std::vector<Matrix
         if (!mapped) return;
         const Range done = share(count, id, team.size());
         for (int64_t m = done.begin; m < done.end; m++) advise(from[static_cast<size_t>(m)], MADV_DONTNEED);
-    });
-    if (!ran) refuse("a forked child cannot make resident copies");
+    };
+    try {
+        const nb::gil_scoped_release released;
+        if (!run_team(threads, body)) return std::nullopt;
+    } catch (const std::system_error& error) {
+        PyErr_SetString(PyExc_OSError, error.what());
+        throw nb::python_error();
+    }
     return bad == count ? -1 : bad.load();
 }
 
@@ -88,29 +96,35 @@ Matrix resident(const Matrix& from, uint8_t* data) {
     return w;
 }
 
-int64_t make_matrix(const std::string& level, int threads, const BoundMatrix& from, const Buffer& to,
-                    int64_t offset) {
-    return copy_all(level, threads, {from.matrix}, {place_in(to, offset, copy_bytes(from.matrix))},
-                    nb::isinstance<FileMap>(from.data));
-}
-
-int64_t make_stack(const std::string& level, int threads, const BoundStack& from, const Numbers32& numbers,
-                   const Buffer& to, const Numbers64& offsets) {
+// `source`: a MatrixStack, or a Matrix, which is a stack of one.
+std::optional<int64_t> make(const std::string& level, int threads, nb::handle source,
+                            const Numbers32& numbers, const Buffer& to, const Numbers64& offsets) {
     if (numbers.shape(0) != offsets.shape(0)) refuse("each matrix needs one offset");
+    const bool single = nb::isinstance<BoundMatrix>(source);
+    std::vector<Matrix> stack;
+    std::vector<nb::object> owners;
+    if (single) {
+        const auto& from = nb::cast<const BoundMatrix&>(source);
+        stack = {from.matrix};
+        owners = {from.data};
+    } else {
+        const auto& from = nb::cast<const BoundStack&>(source);
+        stack = from.matrices;
+        owners = from.owners;
+    }
     std::vector<Matrix> matrices;
     std::vector<uint8_t*> places;
     for (size_t i = 0; i < numbers.shape(0); i++) {
         const int32_t number = numbers.data()[i];
-        if (number < 0 || static_cast<size_t>(number) >= from.matrices.size())
-            refuse("no such matrix in the stack");
-        matrices.push_back(from.matrices[static_cast<size_t>(number)]);
+        if (number < 0 || static_cast<size_t>(number) >= stack.size()) refuse("no such matrix in the stack");
+        matrices.push_back(stack[static_cast<size_t>(number)]);
         places.push_back(place_in(to, offsets.data()[i], copy_bytes(matrices.back())));
     }
     if (matrices.empty()) return -1;
-    const bool mapped = std::all_of(from.owners.begin(), from.owners.end(),
+    const bool mapped = std::all_of(owners.begin(), owners.end(),
                                     [](const nb::object& owner) { return nb::isinstance<FileMap>(owner); });
-    const int64_t bad = copy_all(level, threads, matrices, places, mapped);
-    return bad < 0 ? -1 : numbers.data()[bad];
+    const std::optional<int64_t> bad = copy_all(level, threads, matrices, places, mapped);
+    return bad && *bad >= 0 ? numbers.data()[*bad] : bad;
 }
 
 BoundMatrix resident_matrix(const BoundMatrix& from, nb::object buffer, int64_t offset) {
@@ -148,10 +162,8 @@ void bind_resident(nb::module_& m) {
             return resident_bytes(format, rows, cols);
         },
         nb::arg("format"), nb::arg("rows"), nb::arg("cols"));
-    m.def("make_resident", &make_matrix, nb::arg("level"), nb::arg("threads"), nb::arg("source"),
-          nb::arg("to"), nb::arg("offset"));
-    m.def("make_resident", &make_stack, nb::arg("level"), nb::arg("threads"), nb::arg("source"),
-          nb::arg("numbers"), nb::arg("to"), nb::arg("offsets"));
+    m.def("make_resident", &make, nb::arg("level"), nb::arg("threads"), nb::arg("source"), nb::arg("numbers"),
+          nb::arg("to"), nb::arg("offsets"));
     m.def("resident_matrix", &resident_matrix, nb::arg("source"), nb::arg("buffer"), nb::arg("offset"));
     m.def("resident_stack", &resident_stack, nb::arg("source"), nb::arg("buffers"), nb::arg("which"),
           nb::arg("offsets"));

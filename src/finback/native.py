@@ -11,7 +11,10 @@ from __future__ import annotations
 import atexit
 import mmap
 import threading
+from collections.abc import Sequence as List
 from dataclasses import dataclass
+
+import numpy as np
 
 from finback.errors import (
     EngineStateError,
@@ -58,7 +61,6 @@ from finback._native import (
     encoding_of,
     experts_scratch_bytes,
     index_scratch_bytes,
-    make_resident,
     packed_bytes,
     pool_owner,
     pool_workers,
@@ -219,6 +221,25 @@ def map_file(path: str) -> FileMap:
 
 # ---- programs
 # -------------------------------------------------------------------------------------------------------
+
+
+def make_resident(
+    isa: str, threads: int, source: Matrix | MatrixStack, numbers: List[int], to: Buffer, offsets: List[int]
+) -> int | None:
+    """Copies matrices `numbers` of a stack (or a matrix, number 0) to their places in a buffer, laid out for the
+    kernels, on all threads.
+
+    Returns the first that holds a weight which is not finite, or None. PlatformError if the system refuses the
+    threads, EngineStateError in a forked child of a process that has used them.
+    """
+    places = np.array(numbers, np.int32), np.array(offsets, np.int64)
+    try:
+        bad = _native.make_resident(isa, threads, source, places[0], to, places[1])
+    except OSError as error:
+        raise threads_refused(threads, error) from None
+    if bad is None:
+        raise forked()
+    return None if bad < 0 else bad
 
 
 def start_program(

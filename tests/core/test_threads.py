@@ -228,6 +228,19 @@ def test_a_system_that_refuses_threads_is_an_error_at_load() -> None:
     assert "threads=" in run.stdout
 
 
+def test_a_system_that_refuses_threads_is_an_error_while_copies_are_made() -> None:
+    run = script("""
+        import resource
+        import finback
+        from finback.errors import PlatformError
+        resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))
+        try: finback.load(threads=1024, weights="resident", context=64)
+        except PlatformError as error: print(error)
+    """)
+    assert run.returncode == 0, run.stderr
+    assert "the system refuses 1024 threads" in run.stdout
+
+
 def test_an_absurd_number_of_threads_is_refused() -> None:
     with pytest.raises((ValueError, PlatformError), match="1 to 1024"):
         Small(100_000)

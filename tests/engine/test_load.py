@@ -88,6 +88,9 @@ def test_copies_are_taken_where_they_fit(tmp_path: Path, monkeypatch: pytest.Mon
     assert sizes["auto"] == sizes["resident"] != sizes["mapped"]
     with finback.load(path, context=64, weights="mapped") as engine:
         needed = sum(size for name, size in engine.memory().items() if name != "budget")
+    monkeypatch.setattr("finback.engine.load.SHARE", 10)  # copies are tried and do not leave room for the arena
+    with finback.load(path, context=64, memory=needed + (1 << 18)) as engine:
+        assert engine.memory()["weights"] == sizes["mapped"]
     monkeypatch.setattr("finback.engine.load.SHARE", 0.1)  # the model is small beside its arena
     with finback.load(path, context=64, memory=needed + (2 << 20)) as engine:
         assert engine.memory()["weights"] == sizes["mapped"]
@@ -133,6 +136,45 @@ def test_a_forked_child_is_told_to_load_again() -> None:
         assert b"fork" in os.read(read, 1000)
         os.waitpid(child, 0)
         engine.logits([1, 2, 3])
+
+
+def test_a_forked_child_cannot_load() -> None:
+    with finback.load(context=64, threads=2):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                finback.load(context=64, threads=2, weights="resident")
+                said = "nothing"
+            except EngineStateError as error:
+                said = str(error)
+            os.write(write, said.encode())
+            os._exit(0)
+        os.close(write)
+        assert b"fork" in os.read(read, 1000)
+        os.waitpid(child, 0)
+
+
+def test_a_broken_tokenizer_is_an_error_of_text_alone(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    synth(path, "v4-tiny", layers=2, experts=2, vocab=320)
+    merges = gguf_string(b"tokenizer.ggml.pre")
+    data = path.read_bytes()
+    at = data.index(merges) + len(merges) + 12  # type and length, then the name of the pre-tokenizer
+    path.write_bytes(data[:at] + b"x" + data[at + 1 :])
+    with finback.load(path, context=64) as engine:
+        plain = finback.Sampling(temperature=0, max_tokens=3)
+        done = engine.generate([5, 6, 7], plain)
+        assert (len(done.token_ids), done.text) == (3, "")
+        for _ in range(2):
+            with pytest.raises(ModelFileError, match="xeepseek-v3"):
+                engine.generate("Hello", plain)
+        with pytest.raises(ModelFileError, match="xeepseek-v3"):
+            engine.generate([5, 6, 7], finback.Sampling(temperature=0, max_tokens=3, stop=["a"]))
+
+
+def gguf_string(text: bytes) -> bytes:
+    return len(text).to_bytes(8, "little") + text
 
 
 def test_a_mapped_file_that_shrinks_is_an_error_not_a_signal(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ class Engine:
         """The model's tokenizer. RequestError if the model came without one: such a model takes token ids only.
         ModelFileError if what came with it is broken."""
         if isinstance(self._tokenizer, ModelFileError):
-            raise self._tokenizer
+            raise self._tokenizer.with_traceback(None)
         if self._tokenizer is None:
             raise RequestError(
                 f"{self.path.name} has no tokenizer; give token ids instead of text, or add a tokenizer.json"
@@ -185,7 +185,10 @@ class Engine:
         self._check_prompt(ids)
         begun = time.perf_counter()
         first = begun
-        writer = _Writer(None if isinstance(self._tokenizer, ModelFileError) else self._tokenizer, p)
+        tokenizer = self._tokenizer
+        if isinstance(tokenizer, ModelFileError):
+            tokenizer = self.tokenizer if p.stops else None  # raises: stop strings need it
+        writer = _Writer(tokenizer, p)
         limit = self.context - len(ids) if p.max_tokens is None else min(p.max_tokens, self.context - len(ids))
         with self.session() as session:
             session.append(ids, on_prefill=on_prefill)

@@ -7,13 +7,16 @@ cannot hold, with the numbers.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
 
 from finback import native
 from finback.engine.engine import Engine
-from finback.errors import ModelFileError, RequestError, shown
+from finback.errors import MemoryBudgetError, ModelFileError, RequestError, shown
 from finback.models.registry import architecture_of
 from finback.ops.resident import SHARE, resident_size
-from finback.ops.select import MAX_LOGIT_ROWS, open_model
+from finback.ops.select import MAX_LOGIT_ROWS, Model, open_model
 from finback.settings import default_threads, forced_isa, usable_cpus
 from finback.text.tokenizer import Tokenizer
 from finback.weights.checkpoint import GgufVocabulary, OpenedCheckpoint, open_checkpoint
@@ -58,7 +61,8 @@ def load(
         prefill_chunk: most rows of one step. It changes speed and memory, never a bit of an answer.
         weights: "mapped" multiplies with the file as it lies: opens at once, pages are shared between processes.
             "resident" copies matrices into memory laid out for the kernels: faster, takes the time of reading them.
-            "auto": resident where the copies take at most three quarters of the budget. Never changes a bit.
+            "auto": resident where the copies take at most three quarters of the budget and the rest fits beside
+            them. Never changes a bit.
         cache_rounding: round cache rows as DeepSeek's models were trained; None: on for DeepSeek checkpoints.
 
     Raises:
@@ -83,7 +87,8 @@ def load(
     checkpoint = open_checkpoint(path, cache_rounding=cache_rounding is not False)
     limit = checkpoint.config.max_position_embeddings
     tokens = min(DEFAULT_CONTEXT, limit) if context is None else _within("context", context, 1, limit)
-    model = open_model(
+    opened = partial(
+        open_model,
         checkpoint,
         ledger,
         architecture_of(checkpoint.config),
@@ -93,8 +98,11 @@ def load(
         max_rows=min(chunk, tokens),
         max_logit_rows=min(MAX_LOGIT_ROWS, tokens),
         cache_rounding=checkpoint.config.cache_rounding,
-        resident=weights == "resident" or (weights == "auto" and _copies_fit(checkpoint, ledger)),
     )
+    if weights == "auto":
+        model = _open_auto(opened, checkpoint, ledger)
+    else:
+        model = opened(resident=weights == "resident")
     try:
         tokenizer: Tokenizer | ModelFileError | None = open_tokenizer(checkpoint)
     except ModelFileError as error:
@@ -109,10 +117,13 @@ def load(
     )
 
 
-def _copies_fit(checkpoint: OpenedCheckpoint, ledger: Ledger) -> bool:
-    """Whether resident copies of all matrices leave a quarter of the budget. Tensors that share bytes count once."""
-    stored = {(t.file, t.offset): (t.dtype, t.shape) for t in checkpoint.stored()}
-    return resident_size(stored.values()) <= SHARE * ledger.available
+def _open_auto(opened: Callable[..., Model], checkpoint: OpenedCheckpoint, ledger: Ledger) -> Model:
+    """With resident copies where they leave a quarter of the budget, and that is enough for the rest; else mapped."""
+    stored = {(t.file, t.offset): (t.dtype, t.shape) for t in checkpoint.stored()}  # shared bytes count once
+    if resident_size(stored.values()) <= SHARE * ledger.available:
+        with suppress(MemoryBudgetError):
+            return opened(resident=True)
+    return opened(resident=False)
 
 
 def open_tokenizer(checkpoint: OpenedCheckpoint) -> Tokenizer | None:

@@ -16,7 +16,8 @@ from finback.errors import ModelFileError
 from finback.weights.ledger import Ledger
 from finback.weights.tensors import ExpertStack, Weight
 
-Key = tuple[int | None, ...]
+Key = tuple[str | int | None, ...]
+"""Format, shape, then where data and scales lie: tensors with the same key have the same copy."""
 
 SHARE = 0.75
 """Of the budget that copies may take under weights="auto": the rest is for the arena, pages and the prefix cache."""
@@ -32,19 +33,11 @@ class ResidentCopies:
 
     def matrix(self, path: str, weight: Weight, source: native.Matrix) -> native.Matrix:
         """The matrix `source`, whose bytes are those of `weight`, in a resident copy."""
-        scale = weight.scale
-        key = (
-            weight.data.file,
-            weight.data.offset,
-            weight.stride,
-            *weight.shape,
-            scale.file if scale else None,
-            scale.offset if scale else None,
-        )
+        scale = (weight.scale.file, weight.scale.offset) if weight.scale else (None, None)
+        key = (weight.format, *weight.shape, weight.data.file, weight.data.offset, weight.stride, *scale)
         if key not in self._made:
             buffer = self._buffer(native.resident_bytes(source.format, source.rows, source.cols))
-            bad = native.make_resident(self._isa, self._threads, source, buffer, 0)
-            if bad >= 0:
+            if native.make_resident(self._isa, self._threads, source, [0], buffer, [0]) is not None:
                 raise _not_finite(path, weight.name)
             self._made[key] = (buffer, 0)
         buffer, offset = self._made[key]
@@ -59,12 +52,11 @@ class ResidentCopies:
             size = -(-native.resident_bytes(native.Format[stack.format], rows, cols) // 64) * 64
             buffer = self._buffer(size * len(new))
             order = sorted(new.items(), key=lambda item: item[1])
-            offsets = np.arange(len(order), dtype=np.int64) * size
-            numbers = np.array([e for _, e in order], np.int32)
-            bad = native.make_resident(self._isa, self._threads, source, numbers, buffer, offsets)
-            if bad >= 0:
+            offsets = [i * size for i in range(len(order))]
+            bad = native.make_resident(self._isa, self._threads, source, [e for _, e in order], buffer, offsets)
+            if bad is not None:
                 raise _not_finite(paths[stack.files[bad]], f"{stack.name} of expert {bad}")
-            self._made.update((key, (buffer, int(at))) for (key, _), at in zip(order, offsets, strict=True))
+            self._made.update((key, (buffer, at)) for (key, _), at in zip(order, offsets, strict=True))
         places = [self._made[key] for key in keys]
         buffers = list({id(buffer): buffer for buffer, _ in places}.values())
         numbered = {id(buffer): i for i, buffer in enumerate(buffers)}
@@ -101,22 +93,14 @@ def resident_size(shapes: Iterable[tuple[str, Sequence[int]]]) -> int:
 
 
 def _keys(stack: ExpertStack) -> list[Key]:
-    scaled = stack.scale_files is not None and stack.scale_offsets is not None
-    return [
-        (
-            int(stack.files[e]),
-            int(stack.offsets[e]),
-            None,
-            *stack.shape,
-            int(stack.scale_files[e]) if scaled and stack.scale_files is not None else None,
-            int(stack.scale_offsets[e]) if scaled and stack.scale_offsets is not None else None,
-        )
-        for e in range(len(stack.files))
-    ]
+    none = [None] * len(stack.files)
+    scale_files = none if stack.scale_files is None else stack.scale_files.tolist()
+    scale_offsets = none if stack.scale_offsets is None else stack.scale_offsets.tolist()
+    places = zip(stack.files.tolist(), stack.offsets.tolist(), none, scale_files, scale_offsets, strict=True)
+    return [(stack.format, *stack.shape, *place) for place in places]
 
 
 def _not_finite(path: str, name: str) -> ModelFileError:
     return ModelFileError(
         path, f"tensor {name} holds a weight that is not a number; download the file again or use another one"
     )
-
