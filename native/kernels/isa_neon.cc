@@ -1,6 +1,6 @@
-// The NEON level (aarch64 with the dot product instructions): the sixteen lanes in four registers. Matrices
-// in rows use the plain products. Everything lives in an anonymous namespace; only table_neon() leaves this
-// unit.
+// The NEON level (aarch64 with the dot product instructions): the sixteen lanes in four registers. Block
+// formats in rows go through the inner loop of tiles; floats, FP8 and MXFP4 in pairs use the plain products.
+// Everything lives in an anonymous namespace; only table_neon() leaves this unit.
 #include "kernels/codes_neon.h"
 #include "kernels/grids.h"
 #include "kernels/resident.h"
@@ -28,6 +28,11 @@ constexpr Table make_table() {
     fill_tiles(t);
     make::fill_make_resident(t);
     fill_rows(t);
+    set_rows(t, tiles::Q8_0{}, blocks::UnpackQ8_0{});
+    set_rows(t, tiles::Q4_0{}, blocks::UnpackQ4_0{});
+    set_rows(t, tiles::MXFP4{}, blocks::UnpackMXFP4{});
+    set_rows(t, tiles::Q4_K{}, blocks::UnpackQ4_K{});
+    set_rows(t, tiles::Q6_K{}, blocks::UnpackQ6_K{});
     return t;
 }
 constexpr Table kTable = make_table();

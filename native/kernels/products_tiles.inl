@@ -484,22 +484,25 @@ constexpr void fill_tiles(Table& t) {
     t.linear_tiles[static_cast<int>(Format::MXFP4_PAIRS)] = tiled::linear_tiles<tiles::MXFP4>;
 }
 
-// Rows of the formats that a level has no kernel of its own for. The scalar level has the plain products.
+// Rows of formats that a level has no kernel of its own for, by way of the inner loop of tiles.
+template <class F, class Unpack>
+constexpr void set_rows(Table& t, F, Unpack) {
+    using One = typename blocks::OneInput<Unpack>::type;
+    t.linear[static_cast<int>(F::kFormat)] = tiled::linear_rows<F, Unpack, One>;
+}
+
+// Those that every level goes this way for, except the scalar one, which has the plain products.
 constexpr void fill_rows(Table& t) {
-    const auto set = [&t]<class F, class Unpack>(F, Unpack) {
-        using One = typename blocks::OneInput<Unpack>::type;
-        t.linear[static_cast<int>(F::kFormat)] = tiled::linear_rows<F, Unpack, One>;
-    };
-    set(tiles::Q2_K{}, blocks::UnpackQ2_K{});
-    set(tiles::Q3_K{}, blocks::UnpackQ3_K{});
-    set(tiles::Q5_K{}, blocks::UnpackQ5_K{});
-    set(tiles::IQ1_S{}, blocks::UnpackIQ1_S{});
-    set(tiles::IQ1_M{}, blocks::UnpackIQ1_M{});
-    set(tiles::IQ2_XXS{}, blocks::UnpackIQ2_XXS{});
-    set(tiles::IQ2_XS{}, blocks::UnpackIQ2_XS{});
-    set(tiles::IQ2_S{}, blocks::UnpackIQ2_S{});
-    set(tiles::IQ3_XXS{}, blocks::UnpackIQ3_XXS{});
-    set(tiles::IQ3_S{}, blocks::UnpackIQ3_S{});
-    set(tiles::IQ4_NL{}, blocks::UnpackIQ4_NL{});
-    set(tiles::IQ4_XS{}, blocks::UnpackIQ4_XS{});
+    set_rows(t, tiles::Q2_K{}, blocks::UnpackQ2_K{});
+    set_rows(t, tiles::Q3_K{}, blocks::UnpackQ3_K{});
+    set_rows(t, tiles::Q5_K{}, blocks::UnpackQ5_K{});
+    set_rows(t, tiles::IQ1_S{}, blocks::UnpackIQ1_S{});
+    set_rows(t, tiles::IQ1_M{}, blocks::UnpackIQ1_M{});
+    set_rows(t, tiles::IQ2_XXS{}, blocks::UnpackIQ2_XXS{});
+    set_rows(t, tiles::IQ2_XS{}, blocks::UnpackIQ2_XS{});
+    set_rows(t, tiles::IQ2_S{}, blocks::UnpackIQ2_S{});
+    set_rows(t, tiles::IQ3_XXS{}, blocks::UnpackIQ3_XXS{});
+    set_rows(t, tiles::IQ3_S{}, blocks::UnpackIQ3_S{});
+    set_rows(t, tiles::IQ4_NL{}, blocks::UnpackIQ4_NL{});
+    set_rows(t, tiles::IQ4_XS{}, blocks::UnpackIQ4_XS{});
 }

@@ -55,8 +55,9 @@ inline bool put_scales(tiles::HalfHead, const blocks::Codes32& c, int row, uint8
     return finite(c.d);
 }
 inline bool put_scales(tiles::E8M0Head, const blocks::Codes32& c, int row, uint8_t* head) {
-    const uint32_t bits = blocks::bits_of_f32(c.d);  // 2^(b-128) back to b
-    head[row] = static_cast<uint8_t>(bits < 0x00800000u ? bits >> 22 : (bits >> 23) + 1);
+    const uint32_t bits = blocks::bits_of_f32(c.d);  // 2^(b-128) back to b; NaN is 255
+    const uint32_t b = bits < 0x00800000u ? bits >> 22 : (bits >> 23) + 1;
+    head[row] = static_cast<uint8_t>(finite(c.d) ? b : 255);
     return finite(c.d);
 }
 
