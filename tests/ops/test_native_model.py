@@ -16,6 +16,7 @@ from finback import native
 from finback.errors import ConfigError, EngineStateError, MemoryBudgetError, ModelFileError, NumericError
 from finback.models import deepseek_v4
 from finback.ops.native import NativeModel
+from finback.ops.step import Part
 from finback.reference.canonical import Canonical
 from finback.weights.checkpoint import open_checkpoint
 from finback.weights.ledger import Ledger
@@ -66,7 +67,7 @@ def logits(model: NativeModel, cuts: list[int]) -> np.ndarray:
     state = model.new_sequence()
     state.reserve(cuts[-1])
     parts = [
-        model.run(state, IDS[a:b], range(b - a)) for a, b in zip([0, *cuts], cuts, strict=False) if b > a
+        model.run([Part(state, IDS[a:b], range(b - a))]) for a, b in zip([0, *cuts], cuts, strict=False) if b > a
     ]
     state.close()
     return np.concatenate(parts)
@@ -90,15 +91,15 @@ def test_logits_beyond_the_limit_of_one_replay(
     state = model.new_sequence()
     state.reserve(32)
     rows = [0, 1, 2, 5, 8, 9, 11, 20, 21, 22, 23, 31]  # three replays of five
-    assert np.array_equal(model.run(state, IDS[:32], rows), truth[0][rows])
+    assert np.array_equal(model.run([Part(state, IDS[:32], rows)]), truth[0][rows])
     state.close()
 
 
 def test_no_logits_wanted(model: NativeModel, truth: tuple[np.ndarray, np.ndarray]) -> None:
     state = model.new_sequence()
     state.reserve(33)
-    assert model.run(state, IDS[:32], []).shape == (0, TINY.vocab_size)
-    assert np.array_equal(model.run(state, IDS[32:33], [0]), truth[0][32:33])
+    assert model.run([Part(state, IDS[:32])]).shape == (0, TINY.vocab_size)
+    assert np.array_equal(model.run([Part(state, IDS[32:33], [0])]), truth[0][32:33])
     state.close()
 
 
@@ -108,7 +109,7 @@ def test_drafts_read_the_streams_of_the_run_before(
     state = model.new_sequence()
     state.reserve(69)
     for a, b in ((0, 30), (30, 31), (31, 60), (60, 69)):
-        model.run(state, IDS[a:b], [b - a - 1])
+        model.run([Part(state, IDS[a:b], [b - a - 1])])
         rows = list(range(0, b - a, 7))
         assert np.array_equal(model.draft(state, IDS[a + 1 : b + 1], rows), truth[1][a:b][rows])
     state.close()
@@ -119,16 +120,18 @@ def test_going_back_and_on_gives_the_same_bits(
 ) -> None:
     state = model.new_sequence()
     state.reserve(69)
-    model.run(state, IDS[:30], [])
+    model.run([Part(state, IDS[:30])])
     copy = state.checkpoint()
-    model.run(state, [7, 8, 9, 10, 11, 12], [])  # another continuation, past what the rings can take back
+    model.run([Part(state, [7, 8, 9, 10, 11, 12])])  # another continuation, past what the rings can take back
     state.restore(copy)
-    model.run(state, [*IDS[30:40], 99, 98, 97], [])
+    model.run([Part(state, [*IDS[30:40], 99, 98, 97])])
     state.rewind(40)
-    rest = np.concatenate([model.run(state, IDS[40:50], range(10)), model.run(state, IDS[50:69], range(19))])
+    rest = np.concatenate(
+        [model.run([Part(state, IDS[40:50], range(10))]), model.run([Part(state, IDS[50:69], range(19))])]
+    )
     assert np.array_equal(rest, truth[0][40:])
     state.clear()
-    assert np.array_equal(model.run(state, IDS[:20], range(20)), truth[0][:20])
+    assert np.array_equal(model.run([Part(state, IDS[:20], range(20))]), truth[0][:20])
     copy.release()
     state.close()
 
@@ -142,7 +145,7 @@ def test_sequences_do_not_disturb_each_other(
         state.reserve(60)
     for start in range(0, 60, 12):
         for i, state in enumerate(states):
-            found[i].append(model.run(state, IDS[start : start + 12], range(12)))
+            found[i].append(model.run([Part(state, IDS[start : start + 12], range(12))]))
     for parts in found:
         assert np.array_equal(np.concatenate(parts), truth[0][:60])
     for state in states:
@@ -183,7 +186,7 @@ def test_memory_grows_with_the_context_and_small_contexts_work(folder: Path) -> 
         state.reserve(context)
         needed.append(ledger.in_use)
         n = min(8, context)
-        assert np.isfinite(model.run(state, IDS[:n], [n - 1])).all()
+        assert np.isfinite(model.run([Part(state, IDS[:n], [n - 1])])).all()
         state.close()
         model.close()
         assert ledger.table() == {"budget": 1 << 30}
@@ -222,11 +225,28 @@ def test_a_row_that_is_not_finite_is_named(tmp_path: Path) -> None:
     model = load(bad)
     state = model.new_sequence()
     state.reserve(20)
-    model.run(state, [5, 6, 7], [])
+    model.run([Part(state, [5, 6, 7])])
     with pytest.raises(NumericError, match="row 2 of the step, at position 5") as refused:
-        model.run(state, [1, 2, 77, 3], [0])
+        model.run([Part(state, [1, 2, 77, 3], [0])])
     assert refused.value.rows[0] == 2
     assert state.length == 3
+    state.clear()
+    others = [model.new_sequence(), model.new_sequence()]
+    for other in others:
+        other.reserve(20)
+    out = np.zeros((3, TINY.vocab_size), np.float32)
+    parts = [Part(others[0], IDS[:4], [3]), Part(state, [1, 77], [1]), Part(others[1], IDS[:5], [4])]
+    with pytest.raises(NumericError) as refused:
+        model.run(parts, out)
+    assert set(refused.value.rows) == {5}, "neighbours of a bad row are good"
+    assert [other.length for other in (*others, state)] == [4, 5, 0]
+    alone = model.new_sequence()
+    alone.reserve(5)
+    truth = model.run([Part(alone, IDS[:5], [3, 4])])
+    assert out[0].tobytes() == truth[0].tobytes()
+    assert out[2].tobytes() == truth[1].tobytes()
+    for other in (*others, alone):
+        other.close()
     state.close()
     model.close()
 
@@ -266,7 +286,7 @@ def test_a_closed_model_says_so(folder: Path) -> None:
     model.close()
     model.close()
     with pytest.raises(EngineStateError, match="closed"):
-        model.run(state, [1], [])
+        model.run([Part(state, [1])])
     with pytest.raises(EngineStateError, match="closed"):
         model.new_sequence()
 
@@ -282,16 +302,16 @@ def test_a_file_that_shrinks_after_it_was_mapped_is_an_error_not_a_signal(tmp_pa
     model = load(own)
     state = model.new_sequence()
     state.reserve(10)
-    model.run(state, [1, 2], [])
+    model.run([Part(state, [1, 2])])
     for size in (len(whole) - 1, 4096, 0):
         with file.open("r+b") as handle:
             handle.truncate(size)
         with pytest.raises(ModelFileError, match=f"has been cut from {len(whole)} to {size} bytes"):
-            model.run(state, [3], [0])
+            model.run([Part(state, [3], [0])])
     with file.open("r+b") as handle:
         handle.write(whole)
     with pytest.raises(ModelFileError, match="has been written to"):
-        model.run(state, [3], [0])
+        model.run([Part(state, [3], [0])])
     state.close()
     model.close()
 

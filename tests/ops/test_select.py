@@ -10,6 +10,7 @@ import pytest
 import finback
 from finback.errors import EngineStateError, RequestError
 from finback.ops.eager_model import EagerModel
+from finback.ops.step import Part
 from tests.tiny import write_folder
 
 IDS = [int(i) for i in np.random.default_rng(4).integers(3, 250, 30)]
@@ -35,7 +36,7 @@ def test_eager_gives_the_bits_of_the_native_program(tmp_path: Path, monkeypatch:
             engine.program_listing()
         model = engine._model
     with pytest.raises(EngineStateError, match="closed"):
-        model.run(model.new_sequence(), [1], [])
+        model.run([Part(model.new_sequence(), [1])])
 
 
 def test_a_wrong_value_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

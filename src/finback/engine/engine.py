@@ -21,6 +21,7 @@ from finback.engine.result import Completion, Event, FinishReason, Timings, Usag
 from finback.engine.sampler import Drawer, Resolved, Sampling, check_finite, resolve
 from finback.engine.session import OnPrefill, Session
 from finback.errors import EngineStateError, ModelFileError, RequestError, shown
+from finback.ops.step import Part
 from finback.text.stop import StopMatcher
 from finback.text.utf8 import Utf8Decoder
 
@@ -237,7 +238,7 @@ class Engine:
             start = 0
             for n in sizes:
                 here = sorted({r - start for r in wanted if start <= r < start + n})
-                logits = check_finite(self._model.run(state, tokens[start : start + n], here), start, here)
+                logits = check_finite(self._model.run([Part(state, tokens[start : start + n], here)]), start, here)
                 found.update({start + r: logits[i] for i, r in enumerate(here)})
                 start += n
         finally:

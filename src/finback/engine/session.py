@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from finback.engine.sampler import check_finite
 from finback.errors import EngineStateError, MemoryBudgetError, RequestError, shown
+from finback.ops.step import Part
 
 if TYPE_CHECKING:
     from finback.engine.engine import Engine
@@ -137,7 +138,7 @@ class Session:
             n = self._chunk(start + done, len(todo) - done)
             rows = range(n) if every else [n - 1] if done + n == len(todo) else []
             try:
-                found.append(model.run(self._state, todo[done : done + n], list(rows)))
+                found.append(model.run([Part(self._state, todo[done : done + n], list(rows))]))
             except BaseException:
                 self._fall_back(before)
                 raise

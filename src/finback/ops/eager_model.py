@@ -19,6 +19,7 @@ from finback.config import ModelConfig
 from finback.errors import EngineStateError, RequestError
 from finback.ops.eager import Array, EagerBatch, EagerOps, EagerSequence
 from finback.ops.eager_weights import CheckpointTensors, EagerWeights
+from finback.ops.step import Part, wanted_rows
 from finback.reference.canonical import Canonical
 from finback.weights.tensors import Checkpoint
 
@@ -122,17 +123,25 @@ class EagerModel:
         """An empty sequence."""
         return EagerState(self.config)
 
-    def run(self, state: EagerState, ids: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Compute `ids` after the state's tokens; logits f32 [len(rows), V] of the rows asked for.
-        NumericError names the operation that met a value that is not finite."""
+    def run(
+        self, parts: Sequence[Part[EagerState]], out: npt.NDArray[np.float32] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Compute the parts of one step; logits f32 [R, V] of the rows wanted, in `out` if it is given.
+        NumericError names the operation that met a value that is not finite; no sequence has advanced then."""
         if self._weights is None:
             raise EngineStateError("this model is closed; load it again")
         with self._lock:
-            batch = EagerBatch.of([(state.sequence, state.length, np.asarray(ids, np.int64))], list(rows))
+            pieces = [(part.state.sequence, part.state.length, np.asarray(part.ids, np.int64)) for part in parts]
+            batch = EagerBatch.of(pieces, wanted_rows(parts))
             ops = EagerOps(self.config, self._arithmetic, batch, self.cache_rounding)
-            logits, _ = self._architecture.forward(ops, self._weights)
-            state.length += len(ids)
-        return np.asarray(logits, np.float32)
+            computed, _ = self._architecture.forward(ops, self._weights)
+            for part in parts:
+                part.state.length += len(part.ids)
+        logits = np.asarray(computed, np.float32)
+        if out is None:
+            return logits
+        out[: len(logits)] = logits
+        return out[: len(logits)]
 
     def program_listing(self) -> NoReturn:
         """RequestError: nothing was recorded."""

@@ -19,12 +19,13 @@ import numpy.typing as npt
 
 from finback import native
 from finback.config import ModelConfig
-from finback.errors import EngineStateError, RequestError
+from finback.errors import EngineStateError, NumericError, RequestError
 from finback.kv.layout import plan_layout
 from finback.kv.pages import PagePool, SequenceState
 from finback.ops.native_weights import NativeWeights
 from finback.ops.recorder import Recorder
 from finback.ops.resident import ResidentCopies
+from finback.ops.step import Part, spans, wanted_rows
 from finback.ops.tape import Limits, Tensor
 from finback.weights.ledger import Ledger
 from finback.weights.tensors import Checkpoint
@@ -153,22 +154,39 @@ class NativeModel:
         self._check_usable()
         return SequenceState(self._pool, self._ledger)
 
-    def run(self, state: SequenceState, ids: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Compute `ids` after the `state.length` tokens of a sequence; logits f32 [len(rows), V] of the
-        rows asked for.
+    def run(
+        self, parts: Sequence[Part[SequenceState]], out: npt.NDArray[np.float32] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """Compute the parts of one step: each after the tokens its sequence holds. Logits f32 [R, V] of the
+        rows wanted, part after part.
 
         Args:
-            ids: 1 to `max_rows` token ids of the vocabulary. Pages for them must have been reserved.
-            rows: rows of the step, ascending; row i is the one of ids[i].
+            parts: of different sequences, 1 to `max_rows` tokens of the vocabulary in all. Their pages must
+                have been reserved.
+            out: where the logits go, f32 [at least R, V]; None: a new array.
 
-        On an error or Ctrl-C the sequence keeps its length, but its rings may have been overwritten: go
-        back to a checkpoint or to 0. See `native.run` for the errors.
+        Raises:
+            NumericError: `rows` of the step are not finite. Every other row is good: `out` holds its logits,
+                and sequences without a bad row have advanced.
+            Others of `native.run`, and Ctrl-C: all sequences keep their length, but their rings may have been
+                overwritten: go back to a checkpoint or to 0.
         """
         self._check_usable()
+        count = sum(len(part.wanted) for part in parts)
+        if out is None:
+            out = np.empty((count, self.config.vocab_size), np.float32)
         with self._lock:
-            logits = self._step(("main", "head"), state, state.length, ids, rows)
-            state.advance(len(ids))
-        return logits
+            pieces = [(part.state, part.state.length, part.ids) for part in parts]
+            try:
+                self._step(("main", "head"), pieces, wanted_rows(parts), out)
+            except NumericError as error:
+                for part, (first, end) in zip(parts, spans(parts), strict=True):
+                    if not any(first <= row < end for row in error.rows):
+                        part.state.advance(len(part.ids))
+                raise
+            for part in parts:
+                part.state.advance(len(part.ids))
+        return out[:count]
 
     def draft(self, state: SequenceState, ids: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.float32]:
         """The draft block over the rows of the run just made: logits of the tokens after next.
@@ -185,32 +203,38 @@ class NativeModel:
             raise RequestError(
                 f"{len(rows)} rows of draft logits exceed the limit of {self._limits.max_logit_rows}"
             )
+        logits = np.empty((len(rows), self.config.vocab_size), np.float32)
         with self._lock:
-            return self._step(("mtp",), state, state.length - len(ids), ids, rows)
+            self._step(("mtp",), [(state, state.length - len(ids), ids)], rows, logits)
+        return logits
 
     def _step(
         self,
         entries: tuple[str, ...],
-        state: SequenceState,
-        position: int,
-        ids: Sequence[int],
+        pieces: Sequence[tuple[SequenceState, int, Sequence[int]]],
         rows: Sequence[int],
-    ) -> npt.NDArray[np.float32]:
+        out: npt.NDArray[np.float32],
+    ) -> None:
         """Run the first entry, and the last one again for logits beyond the limit of one replay."""
-        logits = np.empty((len(rows), self.config.vocab_size), np.float32)
         limit = self._limits.max_logit_rows
+        bad: NumericError | None = None
         try:
             self._batch.clear()
-            self._batch.add(state.handle, position, np.asarray(ids, np.int32))
+            for state, position, ids in pieces:
+                self._batch.add(state.handle, position, np.asarray(ids, np.int32))
             for start in range(0, max(len(rows), 1), limit):
                 entry = entries[-1] if start else entries[0]
-                self._batch.want_logits(np.asarray(rows[start : start + limit], np.int32))
-                native.run(self._programs[entry], self._batch)
-                part = logits[start : start + limit]
-                part[:] = self._logits[entry][: len(part)]
+                wanted = rows[start : start + limit]
+                self._batch.want_logits(np.asarray(wanted, np.int32))
+                try:
+                    native.run(self._programs[entry], self._batch)
+                except NumericError as error:
+                    bad = bad or error
+                out[start : start + len(wanted)] = self._logits[entry][: len(wanted)]
         finally:
             self._batch.clear()
-        return logits
+        if bad is not None:
+            raise bad
 
     def _view(self, tensor: Tensor) -> npt.NDArray[np.float32]:
         """The rows of a result in the arena, f32 [max_logit_rows, V]."""

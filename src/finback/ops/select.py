@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from finback.config import ModelConfig
+from finback.ops.step import Part
 from finback.settings import eager
 
 if TYPE_CHECKING:
@@ -58,7 +59,9 @@ class Model(Protocol):
 
     def new_sequence(self) -> State: ...
     def program_listing(self) -> list[Listed]: ...
-    def run(self, state: Any, ids: Sequence[int], rows: Sequence[int], /) -> npt.NDArray[np.float32]: ...
+    def run(
+        self, parts: Sequence[Part[Any]], out: npt.NDArray[np.float32] | None = None, /
+    ) -> npt.NDArray[np.float32]: ...
     def close(self) -> None: ...
 
 
