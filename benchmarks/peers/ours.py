@@ -59,12 +59,25 @@ class PlainReading:
 def bytes_per_token(model: Path | None) -> int:
     """Bytes of weights that a step of one token multiplies with or adds, as the file stores them: everything but the
     rows of the embedding and the experts that were not chosen."""
+    config = open_checkpoint(model).config
+    return dense_bytes(model) + config.num_experts_per_tok * expert_bytes(model)
+
+
+def expert_bytes(model: Path | None) -> int:
+    """Bytes of one expert in every layer."""
     checkpoint, total = open_checkpoint(model), 0
     for tensor in model_tensors(checkpoint.config):
         if tensor.role == "experts":
             stack = checkpoint.experts(*tensor.name.rsplit(".", 1))
-            total += checkpoint.config.num_experts_per_tok * (stack.nbytes + stack.scale_nbytes)
-        elif tensor.role != "table" and tensor.name != "embed.weight":
+            total += stack.nbytes + stack.scale_nbytes
+    return total
+
+
+def dense_bytes(model: Path | None) -> int:
+    """Bytes of what every token needs, without the embedding."""
+    checkpoint, total = open_checkpoint(model), 0
+    for tensor in model_tensors(checkpoint.config):
+        if tensor.role not in ("experts", "table") and tensor.name != "embed.weight":
             weight = checkpoint.weight(tensor.name)
             total += weight.data.nbytes + (weight.scale.nbytes if weight.scale else 0)
     return total

@@ -1,15 +1,19 @@
-"""The engine: one loaded model, and the three things to do with it (generate, stream, logits) plus sessions.
+"""The engine: one loaded model, and what to do with it: submit requests, generate, stream, logits, sessions.
 
-Owns the path from a prompt to an answer: text or messages become ids, ids become logits, logits become tokens, tokens
-become text. Refuses what cannot fit (context, memory) before it starts, with the numbers. Calls from several threads
-are answered one after another. Nothing here knows a tensor; `ops/native.py` does.
+Owns the path from a prompt to a request: text or messages become ids, parameters are resolved, what can never fit
+(context, memory) is refused before it starts, with the numbers. The loop (engine/loop.py) answers requests together, as
+many as there are; nothing of an answer depends on the others. Nothing here knows a tensor; `ops/native.py` does.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -17,13 +21,19 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from finback.engine.result import Completion, Event, FinishReason, Timings, Usage
-from finback.engine.sampler import Drawer, Resolved, Sampling, check_finite, resolve
+from finback import native
+from finback.engine.loop import Loop
+from finback.engine.request import Request
+from finback.engine.result import Completion, Event, Usage
+from finback.engine.sampler import Drawer, check_finite
+from finback.engine.sampling import Resolved, Sampling, resolve
+from finback.engine.scheduler import Scheduler
 from finback.engine.session import OnPrefill, Session
-from finback.errors import EngineStateError, ModelFileError, RequestError, shown
+from finback.engine.stats import EngineStats, LoopStats
+from finback.errors import EngineStateError, MemoryBudgetError, ModelFileError, RequestError, shown
+from finback.kv.prefix import PrefixCache
 from finback.ops.step import Part
-from finback.text.stop import StopMatcher
-from finback.text.utf8 import Utf8Decoder
+from finback.weights.ledger import shown_size
 
 if TYPE_CHECKING:
     from finback.config import ModelConfig
@@ -35,6 +45,29 @@ if TYPE_CHECKING:
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
 """Text to continue, token ids as they are, or chat messages in OpenAI's shape."""
+
+LOWEST_PRIORITY = 100
+"""Priorities go from -100, the most urgent, to 100."""
+
+
+@dataclass(frozen=True, slots=True)
+class Serving:
+    """How requests share the engine. prefill_share: of the time, to prompts, while answers are running. max_stall:
+    seconds that a running answer may stand still for a step over prompts. max_batch: answers drawn together.
+    prefix_cache: most bytes of kept prefixes; 0 is off."""
+
+    prefill_share: float
+    max_stall: float
+    max_batch: int
+    prefix_cache: int
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A prompt as tokens, and the counts of tokens at which its state is worth keeping."""
+
+    ids: list[int]
+    marks: Sequence[int] = ()
 
 
 class Engine:
@@ -48,14 +81,28 @@ class Engine:
         *,
         context: int,
         prefill_chunk: int,
+        serving: Serving,
         tokenizer: Tokenizer | ModelFileError | None,
     ) -> None:
         self._checkpoint, self._model, self._ledger = checkpoint, model, ledger
         self._tokenizer, self._drawer = tokenizer, Drawer(model.isa, checkpoint.config.vocab_size)
-        self.context, self.prefill_chunk = context, prefill_chunk
-        self._sessions: set[Session] = set()
+        self.context, self.prefill_chunk, self.serving = context, prefill_chunk, serving
+        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
         self._lock = threading.RLock()
         self._closed = False
+        self._pid = os.getpid()
+        self._scheduler = Scheduler(
+            max_rows=prefill_chunk,
+            prefill_share=serving.prefill_share,
+            max_stall=serving.max_stall,
+            clock=time.monotonic,
+        )
+        self._prefix: PrefixCache | None = None
+        if serving.prefix_cache and model.pool is not None:
+            self._prefix = PrefixCache(
+                model.pool, clock=time.monotonic, seconds_per_token=partial(_seconds_per_token, self._scheduler)
+            )
+        self._loop: Loop | None = None  # started by the first request
 
     # ---- what was loaded
 
@@ -116,17 +163,22 @@ class Engine:
     ) -> list[int]:
         """Token ids of a prompt. Text gets the begin-of-text token and is never read as control tokens; messages are
         rendered in the model's prompt format."""
+        return self._encode(prompt, thinking, effort, tools).ids
+
+    def _encode(
+        self, prompt: Prompt, thinking: bool, effort: str | int | None, tools: Sequence[Mapping[str, Any]]
+    ) -> Encoded:
         if isinstance(prompt, str):
             bos = self.config.bos_token_id
-            return ([] if bos is None else [bos]) + self.tokenizer.encode(prompt)
+            return Encoded(([] if bos is None else [bos]) + self.tokenizer.encode(prompt))
         items = list(prompt)
         if items and all(isinstance(item, Mapping) for item in items):
             return self._render(items, thinking, effort, tools)
-        return self._check_ids(items)
+        return Encoded(self._check_ids(items))
 
     def _render(
         self, messages: list[Any], thinking: bool, effort: str | int | None, tools: Sequence[Mapping[str, Any]]
-    ) -> list[int]:
+    ) -> Encoded:
         from finback.text.dialects import V4_0731, find_dialect
         from finback.text.messages import messages_from_json, tools_from_json, wants_continuation
         from finback.text.render import render
@@ -139,7 +191,101 @@ class Engine:
             continue_last=wants_continuation(messages),
             dialect=find_dialect(self._checkpoint.dialect) if self._checkpoint.dialect else V4_0731,
         )
-        return self.tokenizer.encode_prompt(prompt).ids
+        encoded = self.tokenizer.encode_prompt(prompt)
+        return Encoded(encoded.ids, encoded.marks)
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling: Sampling | None = None,
+        *,
+        thinking: bool = False,
+        effort: str | int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        priority: int = 0,
+    ) -> Request:
+        """Start answering a prompt (text to continue, chat messages, or token ids) together with all other requests.
+
+        Read the answer with `for event in request` or, on any event loop, `async for event in request`; both may be
+        left early. Safe to call from any thread. No bit of an answer depends on what else is running.
+
+        Args:
+            priority: from -100, the most urgent, to 100. A level is worth about ten seconds of waiting.
+
+        Raises, before anything starts:
+            RequestError: a parameter or the prompt is not possible.
+            MemoryBudgetError: the budget can never hold what the request may grow to, with the numbers.
+        """
+        resolved = self._resolve(sampling)
+        if isinstance(priority, bool) or not isinstance(priority, int) or abs(priority) > LOWEST_PRIORITY:
+            raise RequestError(
+                f"priority is {shown(priority)}; it must be a whole number from {-LOWEST_PRIORITY} to {LOWEST_PRIORITY}"
+            )
+        encoded = self._encode(prompt, thinking, effort, tools)
+        self._check_prompt(encoded.ids)
+        return self._submit(encoded, resolved, priority, self.context - len(encoded.ids))
+
+    def _submit(self, encoded: Encoded, p: Resolved, priority: int, room: int) -> Request:
+        """Hand a request to the loop. `room`: tokens an answer may have at most, whatever was asked."""
+        limit = room if p.max_tokens is None else min(p.max_tokens, room)
+        limit = self._within_memory(len(encoded.ids), limit, p)
+        loop = self._running_loop()
+        if p.stops:
+            _ = self.tokenizer  # raises what is wrong with it
+        request = Request(
+            encoded.ids,
+            encoded.marks,
+            replace(p, max_tokens=limit),
+            limit=limit,
+            priority=priority,
+            on_cancel=loop.wake,
+        )
+        loop.submit(request)
+        return request
+
+    def _within_memory(self, prompt: int, limit: int, p: Resolved) -> int:
+        """The limit of an answer that the memory budget can hold. MemoryBudgetError if the one asked for does not fit
+        even alone; an answer without a limit gets what there is."""
+        held = self._ledger.table()
+        fixed = sum(held.get(name, 0) for name in ("weights", "arena", "logits"))
+        room = held["budget"] - fixed
+        needed = self._model.promised_bytes(prompt, limit, p.n)
+        if needed <= room:
+            return limit
+        if p.max_tokens is None:
+            low, high = 0, limit  # the least that fits, the most that does not
+            while high - low > 1:
+                middle = (low + high) // 2
+                low, high = (middle, high) if self._model.promised_bytes(prompt, middle, p.n) <= room else (low, middle)
+            if low:
+                return low
+        raise MemoryBudgetError(
+            f"this request can grow to {prompt + limit} tokens in {p.n} {'answers' if p.n > 1 else 'answer'}, which "
+            f"need {shown_size(needed)}, and the memory budget of {shown_size(held['budget'])} has "
+            f"{shown_size(max(0, room))} beside the weights; ask for fewer max_tokens or raise memory=",
+            needed=fixed + needed,
+            budget=held["budget"],
+        )
+
+    def _running_loop(self) -> Loop:
+        if os.getpid() != self._pid:
+            raise native.forked()
+        with self._lock:
+            self._check_open()
+            if self._loop is None:
+                tokenizer = None if isinstance(self._tokenizer, ModelFileError) else self._tokenizer
+                self._loop = Loop(
+                    self._model,
+                    self._prefix,
+                    self._scheduler,
+                    end_ids=frozenset(self.config.eos_token_ids),
+                    max_batch=self.serving.max_batch,
+                    tokenizer=tokenizer,
+                    cache_limit=self.serving.prefix_cache,
+                    check=partial(_check_pages, self._model, self._prefix, self._sessions),
+                )
+                weakref.finalize(self, self._loop.begin_close).atexit = False
+            return self._loop
 
     def generate(
         self,
@@ -149,20 +295,11 @@ class Engine:
         thinking: bool = False,
         effort: str | int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        priority: int = 0,
     ) -> Completion:
-        """A whole answer to a prompt (text to continue, chat messages, or token ids)."""
-        resolved = self._resolve(sampling)
-        ids = self.encode(prompt, thinking=thinking, effort=effort, tools=tools)
-        tokens: list[int] = []
-        text: list[str] = []
-        last = Event()
-        for last in self._answer(ids, resolved, None):
-            tokens += last.token_ids
-            text.append(last.text)
-        assert last.finish_reason is not None
-        assert last.usage is not None
-        assert last.timings is not None
-        return Completion("".join(text), tuple(tokens), last.finish_reason, last.usage, resolved.seed, last.timings)
+        """A whole answer to a prompt (text to continue, chat messages, or token ids); see `submit`."""
+        options: dict[str, Any] = {"thinking": thinking, "effort": effort, "tools": tools, "priority": priority}
+        return self.submit(prompt, sampling, **options).result()
 
     def stream(
         self,
@@ -172,49 +309,35 @@ class Engine:
         thinking: bool = False,
         effort: str | int | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        priority: int = 0,
         on_prefill: OnPrefill | None = None,
     ) -> Iterator[Event]:
         """The same answer as events, as soon as each piece is certain. Errors of the request are raised here, before
-        the first event. Closing the iterator ends the answer and frees its memory."""
-        resolved = self._resolve(sampling)
-        ids = self.encode(prompt, thinking=thinking, effort=effort, tools=tools)
-        self._check_prompt(ids)
-        return self._answer(ids, resolved, on_prefill)
+        the first event. Closing the iterator ends the answer and frees its memory.
 
-    def _answer(self, ids: list[int], p: Resolved, on_prefill: OnPrefill | None) -> Iterator[Event]:
-        """Prefill, then draw until something ends the answer."""
-        self._check_prompt(ids)
-        begun = time.perf_counter()
-        first = begun
-        tokenizer = self._tokenizer
-        if isinstance(tokenizer, ModelFileError):
-            tokenizer = self.tokenizer if p.stops else None  # raises: stop strings need it
-        writer = _Writer(tokenizer, p)
-        limit = self.context - len(ids) if p.max_tokens is None else min(p.max_tokens, self.context - len(ids))
-        with self.session() as session:
-            session.append(ids, on_prefill=on_prefill)
-            finish: FinishReason = "length"
-            while writer.count < limit:
-                token = self._drawer.draw(session._last_logits(), p, len(session))
-                if writer.count == 0:
-                    first = time.perf_counter()
-                if self._ends(token, p):
-                    finish = "stop"
-                    break
-                text = writer.write(token)
-                if writer.stopped:
-                    yield Event((token,), text)
-                    finish = "stop"
-                    break
-                yield Event((token,), text)
-                if writer.count < limit:
-                    session._append_drawn(token)
-            usage = Usage(len(ids), writer.count, 0)
-            end = time.perf_counter()
-            yield Event((), writer.finish(), finish, usage, Timings(first - begun, end - first))
+        `on_prefill(done, total)` is called as the prompt is read.
+        """
+        options: dict[str, Any] = {"thinking": thinking, "effort": effort, "tools": tools, "priority": priority}
+        return _answer_events(self.submit(prompt, sampling, **options), on_prefill)
 
-    def _ends(self, token: int, p: Resolved) -> bool:
-        return token in p.stop_token_ids or (not p.ignore_eos and token in self.config.eos_token_ids)
+    def prefill(
+        self,
+        prompt: Prompt,
+        *,
+        thinking: bool = False,
+        effort: str | int | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
+        on_prefill: OnPrefill | None = None,
+    ) -> Usage:
+        """Read a prompt into the prefix cache, so that an answer to it, or to one that begins like it, starts at once.
+        Returns how many tokens there are, and how many of them were kept already."""
+        resolved = self._resolve(Sampling(temperature=0.0))
+        encoded = self._encode(prompt, thinking, effort, tools)
+        self._check_prompt(encoded.ids, room=0)
+        events = _answer_events(self._submit(encoded, resolved, 0, 0), on_prefill)
+        usage = [event.usage for event in events][-1]
+        assert usage is not None
+        return usage
 
     # ---- numbers
 
@@ -317,18 +440,44 @@ class Engine:
         if self._closed:
             raise EngineStateError("this engine is closed; load the model again")
 
+    def stats(self) -> EngineStats:
+        """What is going on: requests, steps, the prefix cache, pages, memory. From any thread."""
+        loop, pool = self._loop, self._model.pool
+        counts = LoopStats() if loop is None else loop.stats
+        return EngineStats(
+            waiting=counts.waiting,
+            reading=counts.reading,
+            running=counts.running,
+            steps=dict(counts.steps),
+            rows=dict(counts.rows),
+            seconds=dict(counts.seconds),
+            drawn=counts.drawn,
+            gap_seconds=counts.gap_seconds,
+            prefix=None if self._prefix is None else self._prefix.stats(),
+            pages=0 if pool is None else pool.pages,
+            shared_pages=0 if pool is None else pool.shared,
+            memory=self.memory(),
+            last_steps=tuple(counts.last),
+        )
+
     def _forget(self, session: Session) -> None:
         self._sessions.discard(session)
 
     def close(self) -> None:
-        """Give everything back: sessions, pages, weights, mappings. Closing twice is fine."""
+        """Give everything back: sessions, pages, weights, mappings. Requests that are not answered yet end with an
+        error. Closing twice is fine."""
         with self._lock:
             if self._closed:
                 return
-            for session in list(self._sessions):
-                session.close()
             self._closed = True
-            self._model.close()
+            loop = self._loop if os.getpid() == self._pid else None  # threads do not survive a fork
+        if loop is not None:
+            loop.close()
+        for session in list(self._sessions):
+            session.close()
+        if self._prefix is not None:
+            self._prefix.clear()
+        self._model.close()
 
     def __enter__(self) -> Self:
         return self
@@ -342,27 +491,25 @@ class Engine:
         return f"<finback.Engine {self.path.name}: {self.config.num_hidden_layers} layers, context {self.context}>"
 
 
-class _Writer:
-    """Tokens in, certain text out: whole characters only, stop strings cut exactly. Without a tokenizer, no text."""
+def _answer_events(request: Request, on_prefill: OnPrefill | None) -> Iterator[Event]:
+    """Events of answers; those of prompts go to `on_prefill`."""
+    with request:
+        for event in request:
+            if event.progress is None:
+                yield event
+            elif on_prefill is not None:
+                on_prefill(*event.progress)
 
-    def __init__(self, tokenizer: Tokenizer | None, p: Resolved) -> None:
-        if tokenizer is None and p.stops:
-            raise RequestError("stop strings need a tokenizer, and this model has none; use stop_token_ids")
-        self._tokenizer = tokenizer
-        self._characters, self._matcher = Utf8Decoder(), StopMatcher(p.stops)
-        self.count = 0
 
-    @property
-    def stopped(self) -> bool:
-        return self._matcher.matched is not None
+def _seconds_per_token(scheduler: Scheduler) -> float:
+    """Measured seconds of reading a token of a long prompt."""
+    return scheduler.work(4096) / 4096
 
-    def write(self, token: int) -> str:
-        self.count += 1
-        if self._tokenizer is None:
-            return ""
-        return self._matcher.feed(self._characters.feed(self._tokenizer.id_to_bytes(token)))
 
-    def finish(self) -> str:
-        if self.stopped:
-            return ""
-        return self._matcher.feed(self._characters.flush()) + self._matcher.flush()
+def _check_pages(model: Model, prefix: PrefixCache | None, sessions: weakref.WeakSet[Session]) -> None:
+    """Count the pages over while nothing runs."""
+    if model.pool is None:
+        return
+    with model.pool.lock:
+        holders = [holder for session in list(sessions) for holder in session.holders()]
+        model.pool.check([*holders, *(prefix.checkpoints() if prefix is not None else ())])

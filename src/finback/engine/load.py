@@ -12,7 +12,7 @@ from contextlib import suppress
 from functools import partial
 
 from finback import native
-from finback.engine.engine import Engine
+from finback.engine.engine import Engine, Serving
 from finback.errors import MemoryBudgetError, ModelFileError, RequestError, shown
 from finback.models.registry import architecture_of
 from finback.ops.resident import SHARE, resident_size
@@ -20,7 +20,7 @@ from finback.ops.select import MAX_LOGIT_ROWS, Model, open_model
 from finback.settings import default_threads, forced_isa, usable_cpus
 from finback.text.tokenizer import Tokenizer
 from finback.weights.checkpoint import GgufVocabulary, OpenedCheckpoint, open_checkpoint
-from finback.weights.ledger import Ledger, budget_from
+from finback.weights.ledger import Ledger, budget_from, size_from
 
 DEFAULT_CONTEXT = 32768
 """Tokens a sequence may hold unless asked otherwise. Pages are taken as a sequence grows, so a large context costs
@@ -32,6 +32,15 @@ Ctrl-C."""
 
 MAX_PREFILL_CHUNK = 4096
 MAX_THREADS = 1024
+
+DEFAULT_PREFILL_SHARE = 0.4
+"""Running answers keep at least half their speed while a prompt is read."""
+
+DEFAULT_MAX_STALL = 1.0
+
+DEFAULT_MAX_BATCH = MAX_LOGIT_ROWS
+
+DEFAULT_PREFIX_CACHE = 8 << 30
 
 WEIGHTS = ("auto", "mapped", "resident")
 """How matrices are held, see `load`."""
@@ -47,6 +56,10 @@ def load(
     prefill_chunk: int | None = None,
     weights: str = "auto",
     cache_rounding: bool | None = None,
+    prefix_cache: str | int | None = None,
+    prefill_share: float = DEFAULT_PREFILL_SHARE,
+    max_stall: float = DEFAULT_MAX_STALL,
+    max_batch: int | None = None,
 ) -> Engine:
     """Open a model and plan everything it needs.
 
@@ -64,6 +77,11 @@ def load(
             "auto": resident where the copies take at most three quarters of the budget and the rest fits beside
             them. Never changes a bit.
         cache_rounding: round cache rows as DeepSeek's models were trained; None: on for DeepSeek checkpoints.
+        prefix_cache: most memory for what earlier requests left, to start later ones from: a size such as "2GiB", 0
+            for none; None: half of what is free in the budget, at most 8 GiB.
+        prefill_share: share of the time that goes to prompts while answers are running, 0.05 to 0.95.
+        max_stall: seconds that running answers may stand still for a step over prompts; such steps get fewer rows.
+        max_batch: most answers drawn together; None: 64, or prefill_chunk if that is less.
 
     Raises:
         ModelFileError, UnsupportedModelError: the file is broken, or holds something finback does not run. A broken
@@ -80,6 +98,14 @@ def load(
     level = native.select_level(isa if isa is not None else forced_isa())
     native.set_spin_limit(usable_cpus())
     ledger = Ledger(budget_from(memory))
+    share = _between("prefill_share", prefill_share, 0.05, 0.95)
+    stall = _between("max_stall", max_stall, 0.001, 3600.0)
+    batch = (
+        min(DEFAULT_MAX_BATCH, chunk) if max_batch is None else _within("max_batch", max_batch, 1, MAX_PREFILL_CHUNK)
+    )
+    if batch > chunk:
+        raise RequestError(f"max_batch is {batch}, but a step has prefill_chunk={chunk} rows; raise prefill_chunk=")
+    cache = None if prefix_cache is None or prefix_cache in (0, "0") else size_from(prefix_cache, "prefix_cache")
     if cache_rounding is not None and not isinstance(cache_rounding, bool):
         raise RequestError(f"cache_rounding is {shown(cache_rounding)}; it must be True, False or None")
     if weights not in WEIGHTS:
@@ -103,6 +129,16 @@ def load(
         model = _open_auto(opened, checkpoint, ledger)
     else:
         model = opened(resident=weights == "resident")
+    batch = min(batch, model.max_rows)
+    try:
+        ledger.reserve(
+            "logits", 4 * batch * checkpoint.config.vocab_size, "raise memory= or load with a smaller max_batch="
+        )
+    except MemoryBudgetError:
+        model.close()
+        raise
+    if prefix_cache is None:
+        cache = min(DEFAULT_PREFIX_CACHE, ledger.available // 2)
     try:
         tokenizer: Tokenizer | ModelFileError | None = open_tokenizer(checkpoint)
     except ModelFileError as error:
@@ -113,6 +149,7 @@ def load(
         ledger,
         context=tokens,
         prefill_chunk=min(chunk, tokens),
+        serving=Serving(share, stall, batch, cache or 0),
         tokenizer=tokenizer,
     )
 
@@ -154,6 +191,12 @@ def open_tokenizer(checkpoint: OpenedCheckpoint) -> Tokenizer | None:
             f"{checkpoint.config.vocab_size}; they do not belong together",
         )
     return tokenizer
+
+
+def _between(name: str, value: float, low: float, high: float) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= high:
+        raise RequestError(f"{name} is {shown(value)}; it must be a number from {low:g} to {high:g}")
+    return float(value)
 
 
 def _within(name: str, value: int, low: int, high: int) -> int:

@@ -29,6 +29,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "prefill": ("size", "depth", "threads"),
     "startup": ("what",),
     "versus": ("runner", "what", "size", "threads"),
+    "serving": ("what", "streams", "prompt", "new", "share", "stall", "threads"),
 }
 """The fields that name a row, by the kind of its record. Rows of two records with the same name are compared."""
 
@@ -38,10 +39,11 @@ MEASURES: Final[dict[str, tuple[str, ...]]] = {
     "prefill": ("tokens_per_s",),
     "startup": ("ms",),
     "versus": ("tokens_per_s",),
+    "serving": ("tokens_per_s", "short_first_s", "first_token_s"),
 }
 """The measured fields, each with its quartiles in the field NAME_spread."""
 
-LESS_IS_BETTER: Final = frozenset({"ms"})
+LESS_IS_BETTER: Final = frozenset({"ms", "short_first_s", "first_token_s"})
 
 _FOLDER: Final = Path(__file__).parent
 

@@ -72,15 +72,16 @@ def default_budget(root: Path = machine.ROOT) -> Budget:
 def budget_from(memory: str | int | None) -> int:
     """The budget in bytes: a size, a number of bytes, or None for the default. RequestError naming
     `memory`."""
-    if memory is None:
-        return default_budget().bytes
-    if isinstance(memory, str):
-        return parse_size(memory)
-    if isinstance(memory, bool) or not isinstance(memory, int):
-        raise RequestError(
-            f"memory is {shown(memory)}; give a size such as 16GiB, or a whole number of bytes"
-        )
-    return _checked(memory, memory, "memory")
+    return default_budget().bytes if memory is None else size_from(memory, "memory")
+
+
+def size_from(size: str | int, name: str) -> int:
+    """Bytes of a size given as text or as a number. RequestError naming `name`."""
+    if isinstance(size, str):
+        return parse_size(size, name)
+    if isinstance(size, bool) or not isinstance(size, int):
+        raise RequestError(f"{name} is {shown(size)}; give a size such as 16GiB, or a whole number of bytes")
+    return _checked(size, size, name)
 
 
 class Ledger:

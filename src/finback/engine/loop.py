@@ -1,0 +1,517 @@
+"""The engine's thread: requests in, steps of the model, tokens out.
+
+Owns the life of a request between `submit` and its last token: admission by memory, reading the prompt, drawing,
+and handing what was computed to the prefix cache. The scheduler says what a step computes, the publisher makes text of
+what was drawn while the next step runs. Refuses to let one request's error reach another, and to run a step for
+nobody.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from finback.engine.choice import Choice
+from finback.engine.publisher import Answer, Failed, Note, Over, Publisher, Read, Said
+from finback.engine.request import Request
+from finback.engine.result import FinishReason
+from finback.engine.sampler import Drawer
+from finback.engine.scheduler import Job, Kind, Scheduler
+from finback.engine.stats import LoopStats, StepRecord
+from finback.engine.writer import Writer
+from finback.errors import EngineStateError, FinbackError, MemoryBudgetError, NumericError
+from finback.kv.prefix import PrefixCache
+from finback.ops.select import Model
+from finback.ops.step import Part, spans
+from finback.text.tokenizer import Tokenizer
+
+CHECKPOINT_SPACING = 2048
+"""Tokens between checkpoints inside a long message. One of V4-Flash weighs as much as a thousand tokens of pages."""
+
+MOST_MARKS = 16
+"""Checkpoints at marks of a prompt that is read at once; above it, one for every MARK_SPACING tokens. Each costs a step
+of its own, and a long conversation that comes in whole would be cut into many short ones."""
+
+MARK_SPACING = 512
+
+IDLE_CHECK_S = 0.2
+"""Seconds without work after which the pages are counted over."""
+
+
+@dataclass(eq=False, slots=True)
+class Reading:
+    """A request whose prompt is being read."""
+
+    request: Request
+    job: Job
+    answers: list[Answer]
+    promises: list[Any]
+    state: Any = None  # made when the first step is due
+    stops: list[int] = field(default_factory=list)  # lengths at which a step ends, for a checkpoint
+
+    @property
+    def left(self) -> int:
+        return len(self.request.ids) - int(self.state.length)
+
+    def until_stop(self) -> int:
+        """Tokens to the next checkpoint, or to the end."""
+        length = self.state.length
+        while self.stops and self.stops[0] <= length:
+            self.stops.pop(0)
+        return (self.stops[0] if self.stops else len(self.request.ids)) - int(length)
+
+
+@dataclass(eq=False, slots=True)
+class Lane:
+    """An answer being drawn: its sequence, and the token that was drawn and not yet computed."""
+
+    answer: Answer
+    choice: Choice
+    state: Any
+    promise: Any
+    tokens: list[int]  # prompt and answer so far
+    pending: int = 0
+
+    @property
+    def request(self) -> Request:
+        return self.answer.request
+
+
+class Loop:
+    """The thread of one engine. `submit`, `wake` and `stats` may be called from any thread."""
+
+    def __init__(
+        self,
+        model: Model,
+        prefix: PrefixCache | None,
+        scheduler: Scheduler,
+        *,
+        end_ids: frozenset[int],
+        max_batch: int,
+        tokenizer: Tokenizer | None,
+        cache_limit: int,
+        check: Callable[[Sequence[Any]], None],
+    ) -> None:
+        """check: called with the sequences in use when there is nothing to do; raises if the pages do not add up."""
+        self._model, self._prefix, self._scheduler = model, prefix, scheduler
+        self._end_ids, self._max_batch, self._tokenizer = end_ids, max_batch, tokenizer
+        self._cache_limit, self._check = cache_limit, check
+        self._drawer = Drawer(model.isa, model.config.vocab_size)
+        self._logits = np.empty((max_batch, model.config.vocab_size), np.float32)
+        self._publisher = Publisher()
+        self._changed = threading.Condition()
+        self._inbox: deque[tuple[Request, list[Answer]]] = deque()
+        self._stir = self._closing = False
+        self._waiting: dict[Job, tuple[Request, list[Answer]]] = {}
+        self._reading: dict[Job, Reading] = {}
+        self._lanes: list[Lane] = []
+        self._broken: BaseException | None = None
+        self._step_ended: float | None = None
+        self.stats = LoopStats()
+        self._thread = threading.Thread(target=self._work, name="finback-engine", daemon=True)
+        self._thread.start()
+
+    # ---- any thread
+
+    def submit(self, request: Request) -> None:
+        """Take a request in. EngineStateError after close(), or when the loop has failed."""
+        p = request.sampling
+        answers = [
+            Answer(request, index, Writer(self._tokenizer, p.stops, p.min_tokens)) for index in range(p.n)
+        ]
+        with self._changed:
+            if self._broken is not None:
+                raise EngineStateError(f"this engine has failed ({self._broken}); load the model again")
+            if self._closing:
+                raise EngineStateError("this engine is closed; load the model again")
+            self._inbox.append((request, answers))
+            self._changed.notify()
+
+    def wake(self) -> None:
+        """Look at the requests: one was cancelled."""
+        with self._changed:
+            self._stir = True
+            self._changed.notify()
+
+    def close(self) -> None:
+        """End all requests with an error, and the thread. Closing twice is fine."""
+        self.begin_close()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def begin_close(self) -> None:
+        """The same without waiting for it."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+
+    # ---- the thread
+
+    def _work(self) -> None:
+        error: BaseException = EngineStateError("the engine was closed before this request was answered")
+        try:
+            while not self._closing:
+                if not self._turn():
+                    self._sleep()
+        except BaseException as failure:
+            error = self._broken = failure
+        self._end_all(error)
+        self._publisher.close()
+
+    def _sleep(self) -> None:
+        """Wait for something to do; count the pages over when nothing comes."""
+        self._step_ended = None
+        with self._changed:
+            if self._changed.wait_for(self._has_news, IDLE_CHECK_S):
+                return
+        self._check([])
+        with self._changed:
+            self._changed.wait_for(self._has_news)
+
+    def _has_news(self) -> bool:
+        return bool(self._inbox) or self._stir or self._closing
+
+    def _turn(self) -> bool:
+        """One step, or nothing to do."""
+        self._take_in()
+        self._drop_ended()
+        self._admit()
+        kind = self._scheduler.next(prompts=bool(self._reading), answers=bool(self._lanes))
+        if kind == "prefill":
+            self._read()
+        elif kind == "decode":
+            self._decode()
+        return kind is not None
+
+    def _take_in(self) -> None:
+        with self._changed:
+            self._stir = False
+            arrived = list(self._inbox)
+            self._inbox.clear()
+        for request, answers in arrived:
+            known = 0
+            if self._prefix is not None and request.prompt_logprobs is None:
+                known = self._prefix.find(request.ids, len(request.ids) - 1).length
+            job = self._scheduler.add(len(request.ids) - known, request.priority)
+            self._waiting[job] = (request, answers)
+        self.stats.waiting = len(self._waiting)
+
+    def _drop_ended(self) -> None:
+        """Let go of what nobody wants any more: cancelled requests, and answers that the publisher ended."""
+        for job, (request, answers) in list(self._waiting.items()):
+            if request.cancelled:
+                del self._waiting[job]
+                self._scheduler.remove(job)
+                self._publisher.post([Over(answer, "cancelled") for answer in answers])
+        for reading in [r for r in self._reading.values() if r.request.cancelled]:
+            self._publisher.post([Over(answer, "cancelled") for answer in reading.answers])
+            self._close_reading(reading, keep=True)
+        for lane in [lane for lane in self._lanes if lane.answer.ended or lane.request.cancelled]:
+            self._publisher.post([Over(lane.answer, "cancelled")])  # nothing, if the answer has ended
+            self._close_lane(lane)
+
+    # ---- admission
+
+    def _admit(self) -> None:
+        """Let waiting requests in, most urgent first, as long as the memory they can reach is free. The first that
+        has to wait holds back those behind it, so a large one is not passed for ever."""
+        if not self._waiting:
+            return
+        for job in self._scheduler.order():
+            if job not in self._waiting:
+                continue
+            request, answers = self._waiting[job]
+            taken = len(self._lanes) + sum(len(reading.answers) for reading in self._reading.values())
+            if taken + len(answers) > self._max_batch:
+                break
+            try:
+                promises = self._promise(request)
+            except MemoryBudgetError as error:
+                if self._lanes or self._reading:
+                    break
+                del self._waiting[job]
+                self._scheduler.remove(job)
+                self._publisher.post([Failed(answers, request, error)])
+                continue
+            del self._waiting[job]
+            self._reading[job] = Reading(request, job, answers, promises)
+        self.stats.waiting = len(self._waiting)
+
+    def _promise(self, request: Request) -> list[Any]:
+        """The memory that the request's sequences can reach: one holds the prompt, those of further answers what
+        they do not share with it. All or nothing."""
+        length = len(request.ids) + request.limit
+        shared = len(request.ids) - len(request.ids) % self._model.page_span
+        promises = [self._model.promise(length)]
+        try:
+            while len(promises) < request.sampling.n:
+                promises.append(self._model.promise(length - shared))
+        except MemoryBudgetError:
+            for promise in promises:
+                promise.release()
+            raise
+        return promises
+
+    # ---- reading prompts
+
+    def _begin(self, reading: Reading) -> None:
+        """Make the sequence, from the longest prefix that was kept."""
+        request = reading.request
+        request.started = time.perf_counter()
+        reading.state = self._model.new_sequence(reading.promises[0])
+        if self._prefix is None:
+            request.cache_note = "the prefix cache is off"
+        elif request.prompt_logprobs is not None:
+            request.cache_note = "prompt_logprobs computes every token of the prompt"
+        else:
+            found = self._prefix.find(request.ids, len(request.ids) - 1)
+            request.cache_note = found.reason
+            if found.checkpoint is not None:
+                reading.state.restore(found.checkpoint, found.length)
+                self._prefix.use(found)
+                request.cached_tokens = found.length
+        reading.stops = checkpoint_lengths(request.ids, request.marks, reading.state.length)
+        reading.job.left = reading.left
+
+    def _read(self) -> None:
+        """A step over prompts: the most urgent ones, each up to its next checkpoint, until the step is full."""
+        budget = self._scheduler.rows(answers=bool(self._lanes))
+        logit_rows = len(self._logits)
+        shares: list[tuple[Reading, Part[Any]]] = []
+        for job in self._scheduler.order():
+            reading = self._reading.get(job)
+            if reading is None or budget == 0 or logit_rows == 0:
+                continue
+            try:
+                if reading.state is None:
+                    self._begin(reading)
+                part = self._share(reading, budget, logit_rows)
+            except FinbackError as error:
+                self._fail_reading(reading, error)
+                continue
+            budget -= len(part.ids)
+            logit_rows -= len(part.wanted)
+            shares.append((reading, part))
+        if not shares:
+            return
+        parts = [part for _, part in shares]
+        logits, errors = self._run("prefill", parts, shares[0][0].job)
+        row = 0
+        for (reading, part), error in zip(shares, errors, strict=True):
+            rows = logits[row : row + len(part.wanted)]
+            row += len(part.wanted)
+            if error is None:
+                self._settle_reading(reading, part, rows)
+            else:
+                self._fail_reading(reading, error)
+
+    def _share(self, reading: Reading, budget: int, logit_rows: int) -> Part[Any]:
+        """The part of a prompt in this step, its pages reserved."""
+        state, ids = reading.state, reading.request.ids
+        n = min(budget, reading.until_stop())
+        every = reading.request.prompt_logprobs is not None
+        if every:
+            n = min(n, logit_rows)
+        start = state.length
+        state.reserve(start + n)
+        last = [n - 1] if start + n == len(ids) else []
+        return Part(state, ids[start : start + n], range(n) if every else last)
+
+    def _settle_reading(self, reading: Reading, part: Part[Any], logits: npt.NDArray[np.float32]) -> None:
+        """After its share of a step: a checkpoint if one is due, log-probabilities of the prompt, the first tokens."""
+        request, length = reading.request, reading.state.length
+        reading.job.left = reading.left
+        try:
+            if request.prompt_logprobs is not None:
+                self._note_prompt(request, length - len(part.ids), logits)
+            if length == len(request.ids) or (reading.stops and reading.stops[0] == length):
+                self._keep(request.ids[:length], reading.state)
+            self._publisher.post([Read(request, length)])
+            if length == len(request.ids):
+                self._start_answers(reading, logits[-1])
+        except FinbackError as error:
+            self._fail_reading(reading, error)
+
+    def _note_prompt(self, request: Request, start: int, logits: npt.NDArray[np.float32]) -> None:
+        """Row i of `logits` tells how likely the prompt's token start + i + 1 was."""
+        assert request.prompt_logprobs is not None
+        assert request.sampling.prompt_logprobs is not None
+        for i, row in enumerate(logits):
+            if start + i + 1 < len(request.ids):
+                token = request.ids[start + i + 1]
+                request.prompt_logprobs.append(self._drawer.logprob(row, token, request.sampling.prompt_logprobs))
+
+    def _start_answers(self, reading: Reading, logits: npt.NDArray[np.float32]) -> None:
+        """The prompt is read: a sequence for each answer, and its first token."""
+        request = reading.request
+        if request.limit == 0:
+            self._publisher.post([Over(answer, "length") for answer in reading.answers])
+            self._close_reading(reading, keep=False)
+            return
+        self._scheduler.remove(reading.job)
+        del self._reading[reading.job]
+        states = [reading.state]
+        states += [reading.state.fork(promise) for promise in reading.promises[1:]]
+        notes: list[Note] = []
+        for answer, state, promise in zip(reading.answers, states, reading.promises, strict=True):
+            choice = Choice(request.sampling, answer.index, request.ids, self._end_ids, request.limit)
+            lane = Lane(answer, choice, state, promise, list(request.ids))
+            self._lanes.append(lane)
+            self._draw(lane, logits if request.sampling.n == 1 else logits.copy(), notes)
+        request.first_token = time.perf_counter()
+        self._publisher.post(notes)
+
+    def _fail_reading(self, reading: Reading, error: BaseException) -> None:
+        """Its cache rows may be half written: nothing of it is kept but the checkpoints made before."""
+        self._publisher.post([Failed(reading.answers, reading.request, error)])
+        if reading.job in self._reading:
+            self._close_reading(reading, keep=False)
+        for lane in [lane for lane in self._lanes if lane.request is reading.request]:
+            self._close_lane(lane, keep=False)
+
+    def _close_reading(self, reading: Reading, *, keep: bool) -> None:
+        """Its state goes to the prefix cache if it is to be kept, and its memory back."""
+        self._scheduler.remove(reading.job)
+        del self._reading[reading.job]
+        if reading.state is not None:
+            self._give_back(reading.state, reading.request.ids[: reading.state.length], keep)
+        for promise in reading.promises:
+            promise.release()
+
+    # ---- answers
+
+    def _decode(self) -> None:
+        """A step over all answers: the last token of each."""
+        ready: list[tuple[Lane, Part[Any]]] = []
+        for lane in list(self._lanes):
+            try:
+                lane.state.reserve(lane.state.length + 1)
+            except FinbackError as error:
+                self._fail_lane(lane, error)
+            else:
+                ready.append((lane, Part(lane.state, (lane.pending,), (0,))))
+        if not ready:
+            return
+        logits, errors = self._run("decode", [part for _, part in ready], None)
+        notes: list[Note] = []
+        for (lane, _), row, error in zip(ready, logits, errors, strict=True):
+            if error is None:
+                try:
+                    self._draw(lane, row, notes)
+                except FinbackError as failure:
+                    error = failure
+            if error is not None:
+                self._publisher.post(notes)
+                notes = []
+                self._fail_lane(lane, error)
+        self._publisher.post(notes)
+
+    def _draw(self, lane: Lane, logits: npt.NDArray[np.float32], notes: list[Note]) -> None:
+        """The next token of an answer; the answer ends if this is its last. `logits` is changed in place."""
+        drawn = lane.choice.draw(self._drawer, logits, lane.state.length)
+        notes.append(Said(lane.answer, drawn))
+        self.stats.drawn += 1
+        if drawn.finish is None:
+            lane.pending = drawn.token
+            lane.tokens.append(drawn.token)
+        else:
+            self._close_lane(lane)
+
+    def _fail_lane(self, lane: Lane, error: BaseException) -> None:
+        """One answer's error is its request's: the others of the request end with it."""
+        together = [other for other in self._lanes if other.request is lane.request]
+        self._publisher.post([Failed([other.answer for other in together], lane.request, error)])
+        for other in together:
+            self._close_lane(other, keep=False)
+
+    def _close_lane(self, lane: Lane, *, keep: bool = True) -> None:
+        self._lanes.remove(lane)
+        self._give_back(lane.state, lane.tokens[: lane.state.length], keep)
+        lane.promise.release()
+
+    # ---- what was computed
+
+    def _keep(self, tokens: Sequence[int], state: Any) -> None:
+        """A checkpoint of a sequence that goes on, for later requests. Without room for one, they compute more."""
+        if self._prefix is None or self._prefix.has(tokens):
+            return
+        with suppress(MemoryBudgetError):
+            self._prefix.insert(tokens, state.checkpoint())
+            self._shrink_cache()
+
+    def _give_back(self, state: Any, tokens: Sequence[int], keep: bool) -> None:
+        """The end of a sequence: what it holds becomes a checkpoint, without a copy."""
+        if not keep or self._prefix is None or not tokens or self._prefix.has(tokens):
+            state.close()
+            return
+        self._prefix.insert(tokens, state.into_checkpoint())
+        self._shrink_cache()
+
+    def _shrink_cache(self) -> None:
+        assert self._prefix is not None
+        over = self._prefix.nbytes - self._cache_limit
+        if over > 0:
+            self._prefix.evict(over)
+
+    # ---- steps
+
+    def _run(
+        self, kind: Kind, parts: list[Part[Any]], first: Job | None
+    ) -> tuple[npt.NDArray[np.float32], list[BaseException | None]]:
+        """Run a step and measure it. Logits of the rows wanted, and for each part what went wrong with it."""
+        begun = time.perf_counter()
+        gap = begun - self._step_ended if self._step_ended is not None else None
+        errors: list[BaseException | None] = [None] * len(parts)
+        try:
+            self._model.run(parts, self._logits)
+        except NumericError as error:
+            for i, (start, end) in enumerate(spans(parts)):
+                if not error.rows or any(start <= row < end for row in error.rows):
+                    errors[i] = error
+        except FinbackError as error:
+            errors = [error] * len(parts)
+        ended = self._step_ended = time.perf_counter()
+        rows = sum(len(part.ids) for part in parts)
+        self._scheduler.ran(kind, rows, ended - begun, answers=bool(self._lanes), first=first)
+        self.stats.add(StepRecord(kind, begun, ended - begun, rows, len(parts), gap))
+        self.stats.running, self.stats.reading = len(self._lanes), len(self._reading)
+        return self._logits[: sum(len(part.wanted) for part in parts)], errors
+
+    def _end_all(self, error: BaseException) -> None:
+        """Every request that is still there ends with an error; all memory goes back."""
+        with self._changed:
+            self._closing = True
+            arrived = list(self._inbox)
+            self._inbox.clear()
+        for request, answers in [*arrived, *self._waiting.values()]:
+            self._publisher.post([Failed(answers, request, error)])
+        self._waiting.clear()
+        for reading in list(self._reading.values()):
+            self._publisher.post([Failed(reading.answers, reading.request, error)])
+            self._close_reading(reading, keep=False)
+        while self._lanes:
+            self._fail_lane(self._lanes[0], error)
+        if self._prefix is not None:
+            self._prefix.clear()
+
+
+def checkpoint_lengths(ids: Sequence[int], marks: Sequence[int], start: int) -> list[int]:
+    """Lengths after `start` and before the end at which the state of a prompt is kept, ascending: its marks, thinned
+    out where there are many, and every CHECKPOINT_SPACING tokens. The end itself is always kept."""
+    end = len(ids)
+    wanted = [mark for mark in marks if start < mark < end - 1]
+    if len(wanted) > MOST_MARKS:
+        thinned: list[int] = []
+        for mark in wanted:
+            if not thinned or mark - thinned[-1] >= MARK_SPACING:
+                thinned.append(mark)
+        wanted = sorted({*thinned, *wanted[:2], *wanted[-MOST_MARKS // 2 :]})
+    return sorted({*wanted, *range(start - start % CHECKPOINT_SPACING + CHECKPOINT_SPACING, end, CHECKPOINT_SPACING)})

@@ -1,0 +1,43 @@
+"""Tokens in, certain text out.
+
+Owns what a reader may see of an answer so far: whole characters only, stop strings cut exactly. Refuses to know how
+tokens are drawn.
+"""
+
+from __future__ import annotations
+
+from finback.errors import RequestError
+from finback.text.stop import StopMatcher
+from finback.text.tokenizer import Tokenizer
+from finback.text.utf8 import Utf8Decoder
+
+
+class Writer:
+    """The text of one answer. Without a tokenizer there is none, and stop strings are refused."""
+
+    def __init__(self, tokenizer: Tokenizer | None, stops: tuple[str, ...], min_tokens: int) -> None:
+        if tokenizer is None and stops:
+            raise RequestError("stop strings need a tokenizer, and this model has none; use stop_token_ids")
+        self._tokenizer = tokenizer
+        self._characters, self._matcher = Utf8Decoder(), StopMatcher(stops)
+        self._min_tokens = min_tokens
+        self.count = 0
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete."""
+        return self._matcher.matched is not None
+
+    def write(self, token: int) -> str:
+        """The text that became certain with one more token."""
+        self.count += 1
+        if self._tokenizer is None:
+            return ""
+        text = self._characters.feed(self._tokenizer.id_to_bytes(token))
+        return text if self.count < self._min_tokens else self._matcher.feed(text)
+
+    def finish(self) -> str:
+        """The rest, when nothing more comes."""
+        if self.stopped:
+            return ""
+        return self._matcher.feed(self._characters.flush()) + self._matcher.flush()

@@ -1,0 +1,145 @@
+"""The promise on requests: tokens and logits of each alone are those it has among any neighbours, with any chunks and
+threads, from any kept prefix, and in any fork. Byte for byte."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import finback
+from finback import Sampling
+from tests.engine.spy import Draws, drawn_logits
+
+CONTEXT = 2048
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request: token ids and how its answers are drawn."""
+
+    ids: tuple[int, ...]
+    sampling: Sampling
+
+
+def words(engine: finback.Engine, seed: int, n: int) -> list[int]:
+    dice = random.Random(seed)
+    return [dice.randrange(3, engine.config.vocab_size) for _ in range(n)]
+
+
+def asked(engine: finback.Engine) -> list[Asked]:
+    """Prompts that share prefixes which end on, before and behind the borders of compressed groups (4, 128), drawn in
+    every way."""
+    stem = words(engine, 1, 700)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0, "seed": 5},
+        {"temperature": 1.3, "top_p": 0.9, "top_k": 40, "seed": 6},
+        {"temperature": 0.8, "min_p": 0.05, "repetition_penalty": 1.2, "presence_penalty": 0.5, "seed": 7},
+        {"temperature": 1.0, "seed": 8, "n": 3, "frequency_penalty": 0.7, "logit_bias": {17: 3.0, 90: -5.0}},
+        {"temperature": 0.0, "logprobs": 3, "min_tokens": 9},
+    ]
+    lengths = [5, 127, 128, 129, 131, 255, 256, 257, 384, 511, 512, 515, 641]
+    found = []
+    for i, length in enumerate(lengths):
+        tail = words(engine, 100 + i, 1 + i % 9)
+        sampling = Sampling(max_tokens=10 + i, ignore_eos=True, **kinds[i % len(kinds)])
+        found.append(Asked((*stem[:length], *tail), sampling))
+    return found
+
+
+def answers(engine: finback.Engine, requests: list[Asked]) -> list[tuple[tuple[int, ...], ...]]:
+    """All at once."""
+    running = [engine.submit(list(request.ids), request.sampling) for request in requests]
+    whole = [request.result() for request in running]
+    return [(answer.token_ids, *(other.token_ids for other in answer.others)) for answer in whole]
+
+
+@pytest.fixture(scope="module")
+def truth() -> Iterator[tuple[list[Asked], list[tuple[tuple[int, ...], ...]], Draws]]:
+    """Each alone, one thread, nothing kept between them."""
+    with drawn_logits() as seen, finback.load(context=CONTEXT, threads=1, prefix_cache=0) as engine:
+        requests = asked(engine)
+        found = [answers(engine, [request])[0] for request in requests]
+    assert len(seen) == sum(len(tokens) for request in found for tokens in request)
+    yield requests, found, seen
+
+
+@pytest.mark.parametrize(
+    ("threads", "chunk", "batch"), [(1, 256, 64), (2, 64, 64), (3, 37, 5), (2, 256, 16), (5, 128, 3)]
+)
+def test_neighbours_chunks_and_threads(
+    truth: tuple[list[Asked], list[tuple[tuple[int, ...], ...]], Draws], threads: int, chunk: int, batch: int
+) -> None:
+    requests, expected, logits = truth
+    order = list(range(len(requests)))
+    random.Random(chunk).shuffle(order)
+    options: dict[str, Any] = {"threads": threads, "prefill_chunk": chunk, "max_batch": batch, "max_stall": 0.01}
+    with drawn_logits() as seen, finback.load(context=CONTEXT, prefix_cache=0, **options) as engine:
+        found = answers(engine, [requests[i] for i in order])
+        steps = engine.stats().last_steps
+    assert [expected[i] for i in order] == found
+    assert seen == logits
+    most = max(step.sequences for step in steps if step.kind == "decode")
+    assert most >= min(batch, 3), "the requests did not run together: this test shows nothing"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_kept_prefixes(truth: tuple[list[Asked], list[tuple[tuple[int, ...], ...]], Draws], threads: int) -> None:
+    """Twice the same requests, and the second time almost nothing is computed."""
+    requests, expected, logits = truth
+    with drawn_logits() as seen, finback.load(context=CONTEXT, threads=threads) as engine:
+        assert answers(engine, requests) == expected
+        first = engine.stats()
+        for request in requests:
+            running = engine.submit(list(request.ids), request.sampling)
+            answer = running.result()
+            assert answer.usage.cached_tokens == len(request.ids) - 1
+        # And from the middle of what is kept: everything shares a stem with something longer.
+        assert answers(engine, requests[::-1]) == expected[::-1]
+        second = engine.stats()
+    assert seen == logits
+    assert first.prefix is not None
+    assert second.prefix is not None
+    assert second.prefix.hits >= first.prefix.hits + 2 * len(requests)
+    assert second.rows["prefill"] - first.rows["prefill"] == 2 * len(requests)
+
+
+def test_prefixes_of_other_requests(
+    truth: tuple[list[Asked], list[tuple[tuple[int, ...], ...]], Draws],
+) -> None:
+    """A checkpoint of one request starts another: at borders of groups, between them, and after taking rows back."""
+    requests, expected, logits = truth
+    reused = []
+    with finback.load(context=CONTEXT, threads=2) as engine:
+        for request in requests:
+            for cut in (4, 7, 128, 129, 130, 256, 300):
+                if cut < len(request.ids):
+                    engine.prefill(list(request.ids[:cut]))
+        with drawn_logits() as seen:
+            for request, tokens in zip(requests, expected, strict=True):
+                running = engine.submit(list(request.ids), request.sampling)
+                answer = running.result()
+                reused.append(answer.usage.cached_tokens)
+                assert (answer.token_ids, *(other.token_ids for other in answer.others)) == tokens
+    assert seen == logits
+    assert {128, 129, 130, 256} & set(reused), reused
+    assert len(set(reused)) >= 6
+
+
+def test_cancelled_and_started_again(
+    truth: tuple[list[Asked], list[tuple[tuple[int, ...], ...]], Draws],
+) -> None:
+    """Requests that are dropped in the middle leave prefixes behind, and no trace in anybody's answer."""
+    requests, expected, logits = truth
+    with drawn_logits() as seen, finback.load(context=CONTEXT, threads=2, prefill_chunk=48) as engine:
+        for i, request in enumerate(requests):
+            running = engine.submit(list(request.ids), request.sampling)
+            for count, _ in enumerate(running):
+                if count == i:
+                    running.cancel()
+        assert answers(engine, requests) == expected
+    assert {key: seen[key] for key in logits} == logits
