@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from finback.config import ARITHMETIC_VERSION
     from finback.engine.engine import Engine
     from finback.engine.load import load
-    from finback.engine.result import Completion, Event, Timings, Usage
-    from finback.engine.sampler import Sampling
+    from finback.engine.request import Request
+    from finback.engine.result import Completion, Event, Timings, TokenLogprob, Usage
+    from finback.engine.sampling import Sampling
     from finback.engine.session import Session
     from finback.errors import (
         EngineStateError,
@@ -40,9 +41,11 @@ _HOMES = {
     "load": "finback.engine.load",
     "Completion": "finback.engine.result",
     "Event": "finback.engine.result",
+    "Request": "finback.engine.request",
     "Timings": "finback.engine.result",
+    "TokenLogprob": "finback.engine.result",
     "Usage": "finback.engine.result",
-    "Sampling": "finback.engine.sampler",
+    "Sampling": "finback.engine.sampling",
     "Session": "finback.engine.session",
     "EngineStateError": "finback.errors",
     "FinbackError": "finback.errors",
@@ -65,10 +68,12 @@ __all__ = [
     "ModelFileError",
     "NumericError",
     "PlatformError",
+    "Request",
     "RequestError",
     "Sampling",
     "Session",
     "Timings",
+    "TokenLogprob",
     "UnsupportedModelError",
     "Usage",
     "__version__",

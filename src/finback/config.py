@@ -249,10 +249,16 @@ class GenerationDefaults:
     temperature: float | None = None  # 0 when the file says do_sample false
     top_p: float | None = None
     top_k: int | None = None
+    repetition_penalty: float | None = None
 
     def __post_init__(self) -> None:
-        for field, value, high in (("temperature", self.temperature, 100.0), ("top_p", self.top_p, 1.0)):
-            if value is not None and not 0.0 <= value <= high:
-                raise ConfigError(field, value, f"numbers from 0 to {high:g}")
+        limits = (
+            ("temperature", self.temperature, 0.0, 100.0),
+            ("top_p", self.top_p, 0.0, 1.0),
+            ("repetition_penalty", self.repetition_penalty, 0.01, 100.0),
+        )
+        for field, value, low, high in limits:
+            if value is not None and not low <= value <= high:
+                raise ConfigError(field, value, f"numbers from {low:g} to {high:g}")
         if self.top_k is not None and not 0 <= self.top_k <= 1 << 22:
             raise ConfigError("top_k", self.top_k, f"whole numbers from 0 to {1 << 22}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,6 @@ def test_a_question_is_answered(engine: finback.Engine) -> None:
     assert answer.text == "The capital of Norway is Oslo."
     assert answer.finish_reason == "stop"
     assert answer.usage.completion_tokens == len(answer.token_ids)
-    assert answer.usage.cached_tokens == 0
 
 
 def test_thinking_comes_before_the_answer(engine: finback.Engine) -> None:
@@ -45,7 +45,8 @@ def test_a_stream_is_the_same_answer(engine: finback.Engine) -> None:
     assert tuple(t for e in events for t in e.token_ids) == whole.token_ids
     assert [e.finish_reason for e in events[:-1]] == [None] * (len(events) - 1)
     assert events[-1].finish_reason == whole.finish_reason
-    assert events[-1].usage == whole.usage
+    assert events[-1].usage.completion_tokens == whole.usage.completion_tokens
+    assert events[-1].usage.cached_tokens == whole.usage.prompt_tokens - 1
 
 
 def test_max_tokens_ends_with_length(engine: finback.Engine) -> None:
@@ -116,13 +117,19 @@ def test_answers_and_sessions_do_not_disturb_each_other(engine: finback.Engine) 
     assert tuple(tokens) == alone
 
 
-def test_closing_a_stream_gives_its_memory_back(engine: finback.Engine) -> None:
-    before = engine.memory()
-    stream = engine.stream(STORY, Sampling(seed=1))
-    next(stream)
-    assert engine.memory()["pages"] > before.get("pages", 0)
-    stream.close()  # type: ignore[attr-defined]
-    assert engine.memory() == before
+def test_closing_a_stream_gives_its_memory_back() -> None:
+    with finback.load(context=1024, prefix_cache=0) as engine:
+        before = engine.memory()
+        stream = engine.stream(STORY, Sampling(seed=1, ignore_eos=True))
+        next(stream)
+        assert engine.memory()["promised"] > 0
+        assert engine.memory()["pages"] > 0
+        stream.close()  # type: ignore[attr-defined]
+        for _ in range(1000):
+            if engine.memory() == before:
+                break
+            time.sleep(0.01)
+        assert engine.memory() == before
 
 
 @pytest.mark.parametrize(
@@ -151,7 +158,7 @@ def test_bad_prompts_are_refused_by_name(engine: finback.Engine, prompt: object,
         {"temperature": -0.1},
         {"temperature": float("nan")},
         {"temperature": True},
-        {"top_p": 0.0},
+        {"top_p": -0.1},
         {"top_p": 1.1},
         {"top_k": -1},
         {"top_k": 1.5},
@@ -183,7 +190,7 @@ def test_filters_narrow_the_choice(engine: finback.Engine) -> None:
 
 def test_explicit_beats_the_model_beats_the_library(tmp_path: Path) -> None:
     from finback.config import GenerationDefaults
-    from finback.engine.sampler import resolve
+    from finback.engine.sampling import resolve
 
     model = GenerationDefaults(temperature=0.7, top_p=0.95)
     assert resolve(Sampling(), model).temperature == 0.7
@@ -206,7 +213,8 @@ def test_a_closed_engine_says_so() -> None:
 
 def test_equal_logits_go_to_the_lowest_id() -> None:
     from finback.config import GenerationDefaults
-    from finback.engine.sampler import Drawer, resolve
+    from finback.engine.sampler import Drawer
+    from finback.engine.sampling import resolve
 
     drawer = Drawer("scalar", 50)
     row = np.zeros(50, np.float32)

@@ -76,7 +76,7 @@ def test_long_rewinds_start_from_a_checkpoint() -> None:
         assert session.rewind(5) == "recomputed"
         assert session.logits().tobytes() == engine.logits(ids[:5], rows=[-1]).tobytes()
         session.close()
-        assert set(engine.memory()) == {"weights", "arena", "budget"}
+        assert set(engine.memory()) == {"weights", "arena", "logits", "budget"}
 
 
 def test_an_interrupted_append_loses_nothing() -> None:

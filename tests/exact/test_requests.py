@@ -4,7 +4,6 @@ threads, from any kept prefix, and in any fork. Byte for byte."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,13 +58,13 @@ def answers(engine: finback.Engine, requests: list[Asked]) -> list[tuple[tuple[i
 
 
 @pytest.fixture(scope="module")
-def truth() -> Iterator[tuple[list[Asked], list[tuple[tuple[int, ...], ...]], Draws]]:
+def truth() -> tuple[list[Asked], list[tuple[tuple[int, ...], ...]], Draws]:
     """Each alone, one thread, nothing kept between them."""
     with drawn_logits() as seen, finback.load(context=CONTEXT, threads=1, prefix_cache=0) as engine:
         requests = asked(engine)
         found = [answers(engine, [request])[0] for request in requests]
     assert len(seen) == sum(len(tokens) for request in found for tokens in request)
-    yield requests, found, seen
+    return requests, found, seen
 
 
 @pytest.mark.parametrize(

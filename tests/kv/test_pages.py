@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from finback import native
 from finback.errors import EngineStateError, MemoryBudgetError, RequestError
 from finback.kv.layout import plan_layout
-from finback.kv.pages import PagePool, SequenceState
+from finback.kv.pages import PagePool
+from finback.kv.sequence import SequenceState
 from finback.weights.ledger import Ledger
 from tests.tiny import TINY
 
@@ -25,7 +26,7 @@ def make(budget: int = 1 << 30) -> tuple[Ledger, PagePool]:
 def test_the_ledger_counts_the_bytes_that_are_held() -> None:
     before = native.buffer_bytes()
     ledger, pool = make()
-    states = [SequenceState(pool, ledger) for _ in range(3)]
+    states = [SequenceState(pool) for _ in range(3)]
     for i, state in enumerate(states):
         state.reserve(1000 * (i + 1))
     copy = states[0].checkpoint()
@@ -40,10 +41,10 @@ def test_the_ledger_counts_the_bytes_that_are_held() -> None:
 
 def test_pages_are_used_again() -> None:
     ledger, pool = make()
-    keep = SequenceState(pool, ledger)
+    keep = SequenceState(pool)
     keep.reserve(1)
     for _ in range(20):
-        state = SequenceState(pool, ledger)
+        state = SequenceState(pool)
         state.reserve(5000)
         state.close()
     assert pool.pages == 1
@@ -52,7 +53,7 @@ def test_pages_are_used_again() -> None:
 
 def test_a_reservation_that_does_not_fit_changes_nothing() -> None:
     ledger, pool = make(LAYOUT.frontier_bytes + 20 * LAYOUT.page_bytes + 8192)
-    state = SequenceState(pool, ledger)
+    state = SequenceState(pool)
     state.reserve(10 * LAYOUT.page_span)
     before = ledger.table()
     with pytest.raises(MemoryBudgetError, match="pages needs"):
@@ -64,9 +65,9 @@ def test_a_reservation_that_does_not_fit_changes_nothing() -> None:
 
 
 def test_a_sequence_without_room_for_its_frontier_is_refused() -> None:
-    ledger, pool = make(100)
+    _ledger, pool = make(100)
     with pytest.raises(MemoryBudgetError, match="frontiers needs"):
-        SequenceState(pool, ledger)
+        SequenceState(pool)
 
 
 def test_pages_of_two_sequences_never_overlap() -> None:
@@ -87,8 +88,8 @@ def test_pages_of_two_sequences_never_overlap() -> None:
 
 
 def test_a_rewind_reaches_max_draft_rows_and_no_further() -> None:
-    ledger, pool = make()
-    state = SequenceState(pool, ledger)
+    _ledger, pool = make()
+    state = SequenceState(pool)
     state.advance(100)
     assert [n for n in range(101) if state.can_rewind(n)] == [0, 97, 98, 99, 100]
     state.rewind(98)
@@ -107,8 +108,8 @@ def test_a_rewind_reaches_max_draft_rows_and_no_further() -> None:
 @given(st.lists(st.tuples(st.sampled_from(["advance", "rewind"]), st.integers(0, 9)), max_size=40))
 def test_what_can_be_reached_is_what_the_rings_hold(steps: list[tuple[str, int]]) -> None:
     """Against a model of a ring: slot p mod 4 remembers which computation of position p wrote it last."""
-    ledger, pool = make()
-    state = SequenceState(pool, ledger)
+    _ledger, pool = make()
+    state = SequenceState(pool)
     slots: dict[int, int] = {}
     for kind, n in steps:
         if kind == "advance":
@@ -124,8 +125,8 @@ def test_what_can_be_reached_is_what_the_rings_hold(steps: list[tuple[str, int]]
 
 
 def test_a_checkpoint_brings_the_frontier_back() -> None:
-    ledger, pool = make()
-    state = SequenceState(pool, ledger)
+    _ledger, pool = make()
+    state = SequenceState(pool)
     state.reserve(300)
     state.advance(128)
     frontier = state._check_open().view()
@@ -143,19 +144,30 @@ def test_a_checkpoint_brings_the_frontier_back() -> None:
         state.restore(copy)
 
 
-def test_a_checkpoint_of_a_longer_sequence_is_refused() -> None:
+def test_any_sequence_comes_back_to_a_checkpoint() -> None:
     ledger, pool = make()
-    long, short = SequenceState(pool, ledger), SequenceState(pool, ledger)
+    long, short = SequenceState(pool), SequenceState(pool)
     long.reserve(300)
     long.advance(300)
     copy = long.checkpoint()
-    with pytest.raises(EngineStateError, match="longer sequence"):
+    long.close()
+    short.restore(copy)
+    assert (short.length, short.handle.pages, pool.shared) == (300, 3, 3)
+    short.restore(copy, 297)
+    assert short.length == 297
+    with pytest.raises(RequestError, match="serves lengths from 297 on, not 296"):
+        short.restore(copy, 296)
+    copy.release()
+    copy.release()
+    with pytest.raises(EngineStateError, match="released"):
         short.restore(copy)
+    short.close()
+    assert ledger.table() == {"budget": 1 << 30}
 
 
 def test_a_closed_sequence_says_so() -> None:
-    ledger, pool = make()
-    state = SequenceState(pool, ledger)
+    _ledger, pool = make()
+    state = SequenceState(pool)
     state.close()
     state.close()
     for use in (lambda: state.reserve(1), state.clear, state.checkpoint, lambda: state.handle):

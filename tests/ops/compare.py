@@ -18,7 +18,8 @@ import numpy as np
 from finback import native
 from finback.config import ModelConfig
 from finback.kv.layout import plan_layout
-from finback.kv.pages import PagePool, SequenceState
+from finback.kv.pages import PagePool
+from finback.kv.sequence import SequenceState
 from finback.ops.eager import EagerBatch, EagerOps, EagerSequence
 from finback.ops.eager_weights import CheckpointTensors, EagerWeights, Tensor
 from finback.ops.native_weights import NativeWeights
@@ -167,7 +168,7 @@ class NativePiece:
         return native.Value(self.offsets[tensor.number], tensor.row_bytes, tensor.parts, tensor.width)
 
     def sequence(self, length: int) -> SequenceState:
-        state = SequenceState(self.pool, self.ledger)
+        state = SequenceState(self.pool)
         state.reserve(length)
         return state
 

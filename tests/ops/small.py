@@ -8,7 +8,8 @@ import numpy as np
 
 from finback import native
 from finback.kv.layout import aligned, plan_layout
-from finback.kv.pages import PagePool, SequenceState
+from finback.kv.pages import PagePool
+from finback.kv.sequence import SequenceState
 from finback.weights.ledger import Ledger
 from tests.tiny import TINY, VOCAB
 
@@ -35,7 +36,7 @@ class Small:
 
     def __post_init__(self) -> None:
         self.ledger = Ledger(1 << 30)
-        self.state = SequenceState(PagePool(LAYOUT, self.ledger), self.ledger)
+        self.state = SequenceState(PagePool(LAYOUT, self.ledger))
         self.state.reserve(1024)
         self.program = native.start_program(
             self.isa,

@@ -14,7 +14,7 @@ import finback
 from finback import native
 from finback.config import ModelConfig
 from finback.errors import FinbackError, RequestError
-from finback.ops.native import MAX_DRAFT
+from finback.kv.layout import MAX_DRAFT
 from finback.tools import bench_steps as bench
 from finback.tools.bench_startup import bench_startup
 from finback.tools.synth import synth

@@ -50,7 +50,7 @@ def command(
       finback run --raw --temp 0 -p "It is a truth universally acknowledged"
     """
     from finback.cli.screen import Bar
-    from finback.engine.sampler import Sampling
+    from finback.engine.sampling import Sampling
 
     if raw and (system is not None or think or effort is not None):
         raise click.UsageError("--raw continues plain text; it takes no --system, --think or --effort")

@@ -87,7 +87,7 @@ class Engine:
         self._checkpoint, self._model, self._ledger = checkpoint, model, ledger
         self._tokenizer, self._drawer = tokenizer, Drawer(model.isa, checkpoint.config.vocab_size)
         self.context, self.prefill_chunk, self.serving = context, prefill_chunk, serving
-        self._sessions: weakref.WeakSet[Session] = weakref.WeakSet()
+        self._sessions: set[Session] = set()
         self._lock = threading.RLock()
         self._closed = False
         self._pid = os.getpid()
@@ -230,7 +230,7 @@ class Engine:
         limit = room if p.max_tokens is None else min(p.max_tokens, room)
         limit = self._within_memory(len(encoded.ids), limit, p)
         loop = self._running_loop()
-        if p.stops:
+        if p.stops and isinstance(self._tokenizer, ModelFileError):
             _ = self.tokenizer  # raises what is wrong with it
         request = Request(
             encoded.ids,
@@ -282,7 +282,7 @@ class Engine:
                     max_batch=self.serving.max_batch,
                     tokenizer=tokenizer,
                     cache_limit=self.serving.prefix_cache,
-                    check=partial(_check_pages, self._model, self._prefix, self._sessions),
+                    check=partial(_check_pages, self._model, self._ledger),
                 )
                 weakref.finalize(self, self._loop.begin_close).atexit = False
             return self._loop
@@ -506,10 +506,7 @@ def _seconds_per_token(scheduler: Scheduler) -> float:
     return scheduler.work(4096) / 4096
 
 
-def _check_pages(model: Model, prefix: PrefixCache | None, sessions: weakref.WeakSet[Session]) -> None:
-    """Count the pages over while nothing runs."""
-    if model.pool is None:
-        return
-    with model.pool.lock:
-        holders = [holder for session in list(sessions) for holder in session.holders()]
-        model.pool.check([*holders, *(prefix.checkpoints() if prefix is not None else ())])
+def _check_pages(model: Model, ledger: Ledger) -> None:
+    """Count the pages over while no request runs."""
+    if model.pool is not None:
+        model.pool.check(ledger.table)

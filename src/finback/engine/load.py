@@ -113,6 +113,10 @@ def load(
     checkpoint = open_checkpoint(path, cache_rounding=cache_rounding is not False)
     limit = checkpoint.config.max_position_embeddings
     tokens = min(DEFAULT_CONTEXT, limit) if context is None else _within("context", context, 1, limit)
+    batch = min(batch, tokens)
+    ledger.reserve(
+        "logits", 4 * batch * checkpoint.config.vocab_size, "raise memory= or load with a smaller max_batch="
+    )
     opened = partial(
         open_model,
         checkpoint,
@@ -129,14 +133,6 @@ def load(
         model = _open_auto(opened, checkpoint, ledger)
     else:
         model = opened(resident=weights == "resident")
-    batch = min(batch, model.max_rows)
-    try:
-        ledger.reserve(
-            "logits", 4 * batch * checkpoint.config.vocab_size, "raise memory= or load with a smaller max_batch="
-        )
-    except MemoryBudgetError:
-        model.close()
-        raise
     if prefix_cache is None:
         cache = min(DEFAULT_PREFIX_CACHE, ledger.available // 2)
     try:

@@ -22,12 +22,12 @@ import numpy.typing as npt
 from finback.engine.choice import Choice
 from finback.engine.publisher import Answer, Failed, Note, Over, Publisher, Read, Said
 from finback.engine.request import Request
-from finback.engine.result import FinishReason
 from finback.engine.sampler import Drawer
 from finback.engine.scheduler import Job, Kind, Scheduler
 from finback.engine.stats import LoopStats, StepRecord
 from finback.engine.writer import Writer
 from finback.errors import EngineStateError, FinbackError, MemoryBudgetError, NumericError
+from finback.kv.layout import MAX_DRAFT
 from finback.kv.prefix import PrefixCache
 from finback.ops.select import Model
 from finback.ops.step import Part, spans
@@ -98,9 +98,9 @@ class Loop:
         max_batch: int,
         tokenizer: Tokenizer | None,
         cache_limit: int,
-        check: Callable[[Sequence[Any]], None],
+        check: Callable[[], None],
     ) -> None:
-        """check: called with the sequences in use when there is nothing to do; raises if the pages do not add up."""
+        """check: called when there is nothing to do; raises if the pages do not add up."""
         self._model, self._prefix, self._scheduler = model, prefix, scheduler
         self._end_ids, self._max_batch, self._tokenizer = end_ids, max_batch, tokenizer
         self._cache_limit, self._check = cache_limit, check
@@ -172,7 +172,7 @@ class Loop:
         with self._changed:
             if self._changed.wait_for(self._has_news, IDLE_CHECK_S):
                 return
-        self._check([])
+        self._check()
         with self._changed:
             self._changed.wait_for(self._has_news)
 
@@ -184,6 +184,8 @@ class Loop:
         self._take_in()
         self._drop_ended()
         self._admit()
+        self.stats.waiting, self.stats.reading = len(self._waiting), len(self._reading)
+        self.stats.running = len(self._lanes)
         kind = self._scheduler.next(prompts=bool(self._reading), answers=bool(self._lanes))
         if kind == "prefill":
             self._read()
@@ -202,7 +204,6 @@ class Loop:
                 known = self._prefix.find(request.ids, len(request.ids) - 1).length
             job = self._scheduler.add(len(request.ids) - known, request.priority)
             self._waiting[job] = (request, answers)
-        self.stats.waiting = len(self._waiting)
 
     def _drop_ended(self) -> None:
         """Let go of what nobody wants any more: cancelled requests, and answers that the publisher ended."""
@@ -243,7 +244,6 @@ class Loop:
                 continue
             del self._waiting[job]
             self._reading[job] = Reading(request, job, answers, promises)
-        self.stats.waiting = len(self._waiting)
 
     def _promise(self, request: Request) -> list[Any]:
         """The memory that the request's sequences can reach: one holds the prompt, those of further answers what
@@ -274,9 +274,9 @@ class Loop:
         else:
             found = self._prefix.find(request.ids, len(request.ids) - 1)
             request.cache_note = found.reason
+            self._prefix.use(found)
             if found.checkpoint is not None:
                 reading.state.restore(found.checkpoint, found.length)
-                self._prefix.use(found)
                 request.cached_tokens = found.length
         reading.stops = checkpoint_lengths(request.ids, request.marks, reading.state.length)
         reading.job.left = reading.left
@@ -305,13 +305,13 @@ class Loop:
         parts = [part for _, part in shares]
         logits, errors = self._run("prefill", parts, shares[0][0].job)
         row = 0
-        for (reading, part), error in zip(shares, errors, strict=True):
+        for (reading, part), wrong in zip(shares, errors, strict=True):
             rows = logits[row : row + len(part.wanted)]
             row += len(part.wanted)
-            if error is None:
+            if wrong is None:
                 self._settle_reading(reading, part, rows)
             else:
-                self._fail_reading(reading, error)
+                self._fail_reading(reading, wrong)
 
     def _share(self, reading: Reading, budget: int, logit_rows: int) -> Part[Any]:
         """The part of a prompt in this step, its pages reserved."""
@@ -362,7 +362,7 @@ class Loop:
         states += [reading.state.fork(promise) for promise in reading.promises[1:]]
         notes: list[Note] = []
         for answer, state, promise in zip(reading.answers, states, reading.promises, strict=True):
-            choice = Choice(request.sampling, answer.index, request.ids, self._end_ids, request.limit)
+            choice = Choice(request.sampling, answer.index, request.ids, self._end_ids, self._drawer.vocab)
             lane = Lane(answer, choice, state, promise, list(request.ids))
             self._lanes.append(lane)
             self._draw(lane, logits if request.sampling.n == 1 else logits.copy(), notes)
@@ -393,22 +393,24 @@ class Loop:
         ready: list[tuple[Lane, Part[Any]]] = []
         for lane in list(self._lanes):
             try:
-                lane.state.reserve(lane.state.length + 1)
+                if lane in self._lanes:  # or its request failed with an answer before it
+                    lane.state.reserve(lane.state.length + 1)
+                    ready.append((lane, Part(lane.state, (lane.pending,), (0,))))
             except FinbackError as error:
                 self._fail_lane(lane, error)
-            else:
-                ready.append((lane, Part(lane.state, (lane.pending,), (0,))))
+                ready = [(other, part) for other, part in ready if other in self._lanes]
         if not ready:
             return
         logits, errors = self._run("decode", [part for _, part in ready], None)
         notes: list[Note] = []
-        for (lane, _), row, error in zip(ready, logits, errors, strict=True):
-            if error is None:
-                try:
-                    self._draw(lane, row, notes)
-                except FinbackError as failure:
-                    error = failure
-            if error is not None:
+        for (lane, _), row, wrong in zip(ready, logits, errors, strict=True):
+            if lane not in self._lanes:
+                continue  # another answer of its request has failed
+            try:
+                if wrong is not None:
+                    raise wrong
+                self._draw(lane, row, notes)
+            except FinbackError as error:
                 self._publisher.post(notes)
                 notes = []
                 self._fail_lane(lane, error)
@@ -465,11 +467,11 @@ class Loop:
 
     def _run(
         self, kind: Kind, parts: list[Part[Any]], first: Job | None
-    ) -> tuple[npt.NDArray[np.float32], list[BaseException | None]]:
+    ) -> tuple[npt.NDArray[np.float32], list[FinbackError | None]]:
         """Run a step and measure it. Logits of the rows wanted, and for each part what went wrong with it."""
         begun = time.perf_counter()
         gap = begun - self._step_ended if self._step_ended is not None else None
-        errors: list[BaseException | None] = [None] * len(parts)
+        errors: list[FinbackError | None] = [None] * len(parts)
         try:
             self._model.run(parts, self._logits)
         except NumericError as error:
@@ -482,7 +484,6 @@ class Loop:
         rows = sum(len(part.ids) for part in parts)
         self._scheduler.ran(kind, rows, ended - begun, answers=bool(self._lanes), first=first)
         self.stats.add(StepRecord(kind, begun, ended - begun, rows, len(parts), gap))
-        self.stats.running, self.stats.reading = len(self._lanes), len(self._reading)
         return self._logits[: sum(len(part.wanted) for part in parts)], errors
 
     def _end_all(self, error: BaseException) -> None:
@@ -507,7 +508,7 @@ def checkpoint_lengths(ids: Sequence[int], marks: Sequence[int], start: int) -> 
     """Lengths after `start` and before the end at which the state of a prompt is kept, ascending: its marks, thinned
     out where there are many, and every CHECKPOINT_SPACING tokens. The end itself is always kept."""
     end = len(ids)
-    wanted = [mark for mark in marks if start < mark < end - 1]
+    wanted = [mark for mark in marks if start < mark < end - MAX_DRAFT]  # later ones, the end serves
     if len(wanted) > MOST_MARKS:
         thinned: list[int] = []
         for mark in wanted:

@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
@@ -192,20 +193,20 @@ class Collected:
 
     def completion(self) -> Completion:
         """The first answer, with the others of n > 1 in it."""
-        answers = [self._answer(index) for index in range(len(self._tokens))]
-        return Completion(**answers[0], others=tuple(Completion(**answer) for answer in answers[1:]))
+        first, *others = (self._answer(index) for index in range(len(self._tokens)))
+        return replace(first, others=tuple(others))
 
-    def _answer(self, index: int) -> dict[str, object]:
+    def _answer(self, index: int) -> Completion:
         request, finish = self._request, self._finish[index]
         assert finish is not None, "the last event of every answer says how it ended"
         prompt = request.prompt_logprobs
-        return {
-            "text": "".join(self._texts[index]),
-            "token_ids": tuple(self._tokens[index]),
-            "finish_reason": finish,
-            "usage": self._usage,
-            "seed": request.seed,
-            "timings": self._timings,
-            "logprobs": tuple(self._logprobs[index]),
-            "prompt_logprobs": None if prompt is None else tuple(prompt),
-        }
+        return Completion(
+            "".join(self._texts[index]),
+            tuple(self._tokens[index]),
+            finish,
+            self._usage,
+            request.seed,
+            self._timings,
+            tuple(self._logprobs[index]),
+            None if prompt is None else tuple(prompt),
+        )

@@ -137,6 +137,7 @@ class Session:
         while done < len(todo):
             n = self._chunk(start + done, len(todo) - done)
             rows = range(n) if every else [n - 1] if done + n == len(todo) else []
+            self._state.reserve(start + done + n)
             try:
                 found.append(model.run([Part(self._state, todo[done : done + n], list(rows))]))
             except BaseException:

@@ -28,6 +28,10 @@ from dataclasses import dataclass
 from finback import native
 from finback.config import LayerConfig, ModelConfig
 
+MAX_DRAFT = 3
+"""Rows that a sequence can take back by setting a length: two drafts of the MTP block and the token that was
+sampled."""
+
 MIN_PAGE_SPAN = 128
 """Fewer tokens a page would cost more in bookkeeping than they save at the end of a sequence."""
 

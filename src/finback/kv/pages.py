@@ -1,19 +1,20 @@
-"""Memory of sequences: pages from one pool, a frontier for each, and copies of frontiers to come back to.
+"""Pages of compressed rows: one pool, reference counts, and promises.
 
-Owns which page belongs to whom, the length of a sequence and how far it can be taken back
-(docs/architecture.md section 5). Refuses to allocate what the ledger does not grant, before anything
-changes, and to guess: a rewind that the rings do not cover is an error that says what is possible. Rows
-past a sequence's length stay where they are and are overwritten by the tokens that come next. Pages are not
-shared between sequences.
+Owns which page belongs to whom, how many hold it, and the ledger's entries "pages" and "promised"
+(docs/kv.md). Refuses to allocate what the ledger does not grant, before anything changes. Knows nothing of
+tokens beyond how many of a page's others rely on; `kv/sequence.py` does.
 """
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from finback import native
-from finback.errors import EngineStateError, MemoryBudgetError, RequestError
+from finback.errors import EngineStateError, MemoryBudgetError
 from finback.kv.layout import Layout
 
 SLAB_BYTES = 8 << 20
@@ -41,204 +42,291 @@ class Slab:
     free: list[int] = field(default_factory=list)  # numbers of pages in the buffer
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(eq=False, slots=True)
 class Page:
-    """A page: number `number` of a slab."""
+    """A page: number `number` of a slab, held by `refs` sequences and checkpoints.
+
+    writer: the sequence that may go on writing rows into it although others hold it. sealed: how many of its
+    tokens the others rely on; the writer writes behind them only.
+    """
 
     slab: Slab
     number: int
+    refs: int = 1
+    writer: object | None = None
+    sealed: int = 0
+
+
+class Holder(Protocol):
+    """What holds pages and a frontier."""
+
+    @property
+    def pages(self) -> list[Page]:
+        """In order."""
+
+    @property
+    def charged(self) -> tuple[str, int]:
+        """The ledger entry of its frontier, and bytes in it."""
+
+
+class Promise:
+    """Memory set aside for one sequence: its frontier, and pages it has not taken yet."""
+
+    def __init__(self, pool: PagePool, pages: int, frontier: int) -> None:
+        self._pool, self.pages, self.frontier = pool, pages, frontier
+
+    def keep(self, pages: int) -> None:
+        """Give back what is more than `pages` pages."""
+        with self._pool.lock:
+            self._pool._owed -= max(0, self.pages - pages)
+            self.pages = min(self.pages, pages)
+            self._pool._trim()
+
+    def release(self) -> None:
+        """Give all of it back. Releasing twice is fine."""
+        with self._pool.lock:
+            self._pool._owed_frontiers -= self.frontier
+            self.frontier = 0
+            self.keep(0)
 
 
 class PagePool:
-    """Pages of one engine, in slabs; a slab with no page in use is given back."""
+    """Pages of one engine, in slabs; a slab that nobody needs is given back. `lock` guards the pool and all that
+    hold its pages; it may be taken again by who has it."""
 
     def __init__(self, layout: Layout, account: Account) -> None:
-        self.layout, self._account = layout, account
-        self._stride = -(-layout.page_bytes // 64) * 64
-        self._slab_pages = max(1, SLAB_BYTES // self._stride) if self._stride else 0
+        self.layout, self.account = layout, account
+        self.lock = threading.RLock()
+        self.reclaim: Callable[[int], int] | None = None
+        """Called when the account refuses, with bytes that are missing; frees what it can spare (the prefix
+        cache), and returns how much that was."""
+        self.page_stride = -(-layout.page_bytes // 64) * 64
+        self._slab_pages = max(1, SLAB_BYTES // self.page_stride) if self.page_stride else 0
+        self.holders: set[Holder] = set()
+        """Sequences and checkpoints that are open."""
         self._slabs: list[Slab] = []
+        self._used = self._free = 0
+        self._shared = 0
+        # Promised pages that were not taken yet. Free pages of slabs stand for the first of them; the others are
+        # bytes in the entry "promised", with those of promised frontiers.
+        self._owed = self._owed_frontiers = self._promised = 0
 
     @property
     def pages(self) -> int:
         """Pages in use."""
-        return sum(slab.pages - len(slab.free) for slab in self._slabs)
+        return self._used
 
-    def take(self, n: int) -> list[Page]:
-        """`n` pages, their content undefined; MemoryBudgetError, with nothing changed, if they do not fit."""
-        missing = n - sum(len(slab.free) for slab in self._slabs)
-        if missing > 0:
-            self._grow(missing)
-        taken: list[Page] = []
-        for slab in self._slabs:
-            while slab.free and len(taken) < n:
-                taken.append(Page(slab, slab.free.pop()))
-        return taken
+    @property
+    def shared(self) -> int:
+        """Pages that more than one hold."""
+        return self._shared
+
+    # ---- taking and giving
+
+    def take(self, n: int, promise: Promise | None = None) -> list[Page]:
+        """`n` pages, their content undefined, out of the promise as far as it goes. MemoryBudgetError, with
+        nothing changed, if they do not fit."""
+        with self.lock:
+            drawn = 0 if promise is None else min(n, promise.pages)
+            have = min(n, self._free)
+            self._owed -= drawn
+            self._free -= have  # set aside: they stand for nobody's promise any more
+            try:
+                self._settle_reclaiming()
+                while have < n:
+                    self._grow(n - have)
+                    more = min(n - have, self._free)
+                    self._free -= more
+                    have += more
+                    self._settle_reclaiming()
+            except BaseException:
+                self._owed += drawn
+                self._free += have
+                self._settle()
+                raise
+            if promise is not None:
+                promise.pages -= drawn
+            self._used += n
+            return [self._pop() for _ in range(n)]
+
+    def _pop(self) -> Page:
+        slab = next(slab for slab in self._slabs if slab.free)
+        return Page(slab, slab.free.pop())
 
     def _grow(self, missing: int) -> None:
         """At least `missing` more free pages, and as many as the pool has, or just `missing` if only they
-        fit the budget."""
-        count = max(missing, min(self._slab_pages, sum(slab.pages for slab in self._slabs)))
-        size = native.buffer_size(count * self._stride)
-        try:
-            self._account.reserve("pages", size)
-        except MemoryBudgetError:
-            count, size = missing, native.buffer_size(missing * self._stride)
-            self._account.reserve("pages", size)
+        fit the budget; or some that reclaim freed instead."""
+        wanted = max(missing, min(self._slab_pages, self._used + self._free))
+        for count in (wanted, missing):
+            size = native.buffer_size(count * self.page_stride)
+            try:
+                self.account.reserve("pages", size)
+                break
+            except MemoryBudgetError:
+                if count == missing and not self._reclaimed(size):
+                    raise
+        else:
+            return  # the caller looks again at what is free now
         try:
             buffer = native.allocate(size, "pages")
         except BaseException:
-            self._account.release("pages", size)
+            self.account.release("pages", size)
             raise
         self._slabs.append(Slab(buffer, count, list(range(count - 1, -1, -1))))
+        self._free += count
 
-    def give(self, pages: list[Page]) -> None:
-        """Take pages back."""
-        for page in pages:
-            page.slab.free.append(page.number)
+    def _reclaimed(self, size: int) -> bool:
+        return self.reclaim is not None and self.reclaim(size) > 0
+
+    def share(self, pages: Iterable[Page]) -> None:
+        """One more holder for each."""
+        with self.lock:
+            for page in pages:
+                page.refs += 1
+                self._shared += page.refs == 2
+
+    def give(self, pages: Iterable[Page]) -> None:
+        """One holder less for each; what nobody holds is free."""
+        with self.lock:
+            for page in pages:
+                page.refs -= 1
+                self._shared -= page.refs == 1
+                if page.refs == 0:
+                    page.slab.free.append(page.number)
+                    self._free += 1
+                    self._used -= 1
+            self._trim()
+
+    def _trim(self) -> None:
+        """Give back slabs that no page is in use of, unless promises stand on them."""
         for slab in [slab for slab in self._slabs if len(slab.free) == slab.pages]:
-            self._slabs.remove(slab)
-            self._account.release("pages", slab.buffer.size)
+            if self._free - slab.pages >= self._owed:
+                self._slabs.remove(slab)
+                self._free -= slab.pages
+                self.account.release("pages", slab.buffer.size)
+        self._settle()
+
+    def copy(self, source: Page, target: Page) -> None:
+        """The bytes of one page into another."""
+        target.slab.buffer.view()[self._span(target)] = source.slab.buffer.view()[self._span(source)]
+
+    def _span(self, page: Page) -> slice:
+        start = page.number * self.page_stride
+        return slice(start, start + self.page_stride)
 
     def attach(self, sequence: native.Sequence, page: Page) -> None:
         """Append a page to a native sequence."""
-        sequence.add_page(page.slab.buffer, page.number * self._stride)
+        sequence.add_page(page.slab.buffer, page.number * self.page_stride)
+
+    # ---- promises
+
+    def promised_bytes(self, length: int) -> int:
+        """What a promise for a sequence of `length` tokens takes from the budget at most."""
+        return self._frontier_size() + (self.layout.pages_for(length) + 1) * native.buffer_size(self.page_stride)
+
+    def promise(self, length: int) -> Promise:
+        """Set aside what a sequence of `length` tokens can need: a frontier, its pages, and one to copy a shared
+        page into. MemoryBudgetError, with nothing changed, if it does not fit."""
+        pages = self.layout.pages_for(length) + 1 if self.page_stride else 0
+        with self.lock:
+            self._owed += pages
+            self._owed_frontiers += self._frontier_size()
+            try:
+                self._settle_reclaiming()
+            except MemoryBudgetError:
+                self._owed -= pages
+                self._owed_frontiers -= self._frontier_size()
+                self._settle()
+                raise
+            return Promise(self, pages, self._frontier_size())
+
+    def _frontier_size(self) -> int:
+        return native.buffer_size(self.layout.frontier_bytes)
+
+    def _promise_target(self) -> int:
+        return max(0, self._owed - self._free) * native.buffer_size(self.page_stride) + self._owed_frontiers
+
+    def _settle(self) -> None:
+        """Bring the entry "promised" to what is owed beyond the free pages."""
+        target = self._promise_target()
+        if target > self._promised:
+            self.account.reserve("promised", target - self._promised)
+        elif target < self._promised:
+            self.account.release("promised", self._promised - target)
+        self._promised = target
+
+    def _settle_reclaiming(self) -> None:
+        """The same, freeing what can be spared if it does not fit."""
+        while True:
+            try:
+                self._settle()
+                return
+            except MemoryBudgetError:
+                if not self._reclaimed(self._promise_target() - self._promised):
+                    raise
+
+    # ---- frontiers and their copies
+
+    def frontier(self, name: str, promise: Promise | None = None) -> native.Buffer:
+        """A frontier, charged to the entry `name`, out of the promise if that still has one."""
+        size = self._frontier_size()
+        with self.lock:
+            drawn = 0 if promise is None else promise.frontier
+            self._owed_frontiers -= drawn
+            self._settle()
+            try:
+                while True:
+                    try:
+                        self.account.reserve(name, size)
+                        break
+                    except MemoryBudgetError:
+                        if not self._reclaimed(size):
+                            raise
+                try:
+                    buffer = native.allocate(size, name)
+                except BaseException:
+                    self.account.release(name, size)
+                    raise
+            except BaseException:
+                self._owed_frontiers += drawn
+                self._settle()
+                raise
+            if promise is not None:
+                promise.frontier = 0
+            return buffer
+
+    # ---- integrity
+
+    def check(self, held: Callable[[], Mapping[str, int]]) -> None:
+        """Count everything over. `held` tells the bytes by entry of the ledger.
+        EngineStateError naming the first fault: a page whose holders are not those it counts, a free list that is
+        wrong, an entry that is not what is held."""
+        with self.lock:
+            found: Counter[Page] = Counter()
+            charged: Counter[str] = Counter()
+            for holder in self.holders:
+                found.update(holder.pages)
+                name, size = holder.charged
+                charged[name] += size
+            for page, count in found.items():
+                if page.refs != count:
+                    _fault(f"page {page.number} counts {page.refs} holders and has {count}")
+            used: Counter[Slab] = Counter(page.slab for page in found)
+            for slab in self._slabs:
+                taken = {page.number for page in found if page.slab is slab}
+                if sorted([*slab.free, *taken]) != list(range(slab.pages)) or used[slab] != len(taken):
+                    _fault(f"{slab.pages - len(slab.free)} pages of a slab are in use and {len(taken)} are held")
+            if (self._used, self._shared) != (len(found), sum(count > 1 for count in found.values())):
+                _fault(f"{self._used} pages are in use, {self._shared} shared, and {len(found)} are held")
+            if self._free != sum(len(slab.free) for slab in self._slabs):
+                _fault(f"{self._free} pages are said to be free")
+            charged["pages"] = sum(slab.buffer.size for slab in self._slabs)
+            charged["promised"] = self._promised
+            entries = held()
+            for name in ("pages", "promised", "frontiers", "checkpoints"):
+                if entries.get(name, 0) != charged[name]:
+                    _fault(f"the ledger has {entries.get(name, 0)} bytes for {name}, and {charged[name]} are held")
 
 
-class FrontierCopy:
-    """A copy of a frontier at a length: a point that a sequence can come back to. Release it when it is not
-    needed."""
-
-    def __init__(self, length: int, reach: int, buffer: native.Buffer, account: Account) -> None:
-        self.length, self.reach = length, reach
-        self._buffer: native.Buffer | None = buffer
-        self._account = account
-
-    @property
-    def buffer(self) -> native.Buffer:
-        """The bytes; EngineStateError after release()."""
-        if self._buffer is None:
-            raise EngineStateError("this checkpoint was released; compute the tokens again")
-        return self._buffer
-
-    def release(self) -> None:
-        """Give the memory back. Releasing twice is fine."""
-        if self._buffer is not None:
-            self._account.release("checkpoints", self._buffer.size)
-            self._buffer = None
-
-
-class SequenceState:
-    """What one sequence holds. `length` is the number of tokens computed; rows and rings beyond it mean
-    nothing."""
-
-    def __init__(self, pool: PagePool, account: Account) -> None:
-        self._pool, self._account, self._layout = pool, account, pool.layout
-        self._pages: list[Page] = []
-        self._frontier: native.Buffer | None = _reserved_buffer(
-            account, "frontiers", self._layout.frontier_bytes
-        )
-        self._handle = native.Sequence(self._layout.handle, self._frontier, 0)
-        self.length = 0
-        self._reach = 0  # the shortest length but 0 that the rings still cover
-
-    @property
-    def handle(self) -> native.Sequence:
-        """What a batch takes. EngineStateError after close()."""
-        self._check_open()
-        return self._handle
-
-    # ---- growing
-
-    def reserve(self, length: int) -> None:
-        """Pages for `length` tokens in all; MemoryBudgetError, with nothing changed, if they do not fit."""
-        self._check_open()
-        missing = self._layout.pages_for(length) - len(self._pages)
-        if missing <= 0:
-            return
-        for page in self._pool.take(missing):
-            self._pages.append(page)
-            self._pool.attach(self._handle, page)
-
-    def advance(self, n: int) -> None:
-        """Count `n` tokens that a run has computed after the first `length`."""
-        self.length += n
-        self._reach = max(self._reach, self.length - self._layout.max_draft)
-
-    def fill(self, length: int, isa: str, seed: int) -> None:
-        """Become a sequence of `length` tokens that nobody computed, with random rows of the right kind in all
-        places: for timing long contexts. MemoryBudgetError, with nothing changed, if they do not fit."""
-        self.reserve(length)
-        self._handle.fill(isa, length, seed)
-        self.length, self._reach = length, max(0, length - self._layout.max_draft)
-
-    # ---- going back
-
-    def can_rewind(self, length: int) -> bool:
-        """Whether `rewind(length)` would work: to 0, or to a length whose window and open groups the rings
-        still hold."""
-        return length == 0 or self._reach <= length <= self.length
-
-    def rewind(self, length: int) -> None:
-        """Forget the tokens after the first `length`. RequestError, saying what is possible, if the rings
-        are too short."""
-        self._check_open()
-        if not self.can_rewind(length):
-            raise RequestError(
-                f"a sequence of {self.length} tokens cannot be taken back to {length} by its rings; "
-                f"possible are {min(self._reach, self.length)} to {self.length}, 0, or a checkpoint"
-            )
-        self.length = length
-        if length == 0:
-            self._reach = 0
-
-    def clear(self) -> None:
-        """Forget all tokens. Pages stay, for the tokens that come next."""
-        self.rewind(0)
-
-    def checkpoint(self) -> FrontierCopy:
-        """A copy of the frontier at the present length; MemoryBudgetError if it does not fit."""
-        frontier = self._check_open()
-        copy = _reserved_buffer(self._account, "checkpoints", self._layout.frontier_bytes)
-        copy.view()[:] = frontier.view()
-        return FrontierCopy(self.length, self._reach, copy, self._account)
-
-    def restore(self, copy: FrontierCopy) -> None:
-        """Come back to a checkpoint of this sequence. The compressed rows below its length must still be
-        those of its tokens: nothing else may have been computed below that length since."""
-        frontier = self._check_open()
-        if self._layout.pages_for(copy.length) > len(self._pages):
-            raise EngineStateError(
-                f"a checkpoint at {copy.length} tokens belongs to a longer sequence than this one; "
-                f"compute the tokens again"
-            )
-        frontier.view()[:] = copy.buffer.view()
-        self.length, self._reach = copy.length, copy.reach
-
-    # ---- end
-
-    def close(self) -> None:
-        """Give the memory back. Closing twice is fine."""
-        if self._frontier is None:
-            return
-        self._handle.keep_pages(0)
-        self._pool.give(self._pages)
-        self._pages = []
-        self._account.release("frontiers", self._frontier.size)
-        del self._handle  # it borrows the frontier
-        self._frontier = None
-
-    def _check_open(self) -> native.Buffer:
-        if self._frontier is None:
-            raise EngineStateError("this sequence is closed; open another")
-        return self._frontier
-
-
-def _reserved_buffer(account: Account, name: str, size: int) -> native.Buffer:
-    """A buffer that the account has granted."""
-    size = native.buffer_size(size)
-    account.reserve(name, size)
-    try:
-        return native.allocate(size, name)
-    except BaseException:
-        account.release(name, size)
-        raise
+def _fault(what: str) -> None:
+    raise EngineStateError(f"the memory of sequences does not add up: {what}; this is a defect of finback, report it")

@@ -47,6 +47,13 @@ class EagerCopy:
         """Nothing to give back: the copy goes with its last reference."""
 
 
+class EagerPromise:
+    """Nothing is set aside: Python's arrays are not planned."""
+
+    def release(self) -> None:
+        """Nothing to give back."""
+
+
 class EagerState:
     """What one sequence holds; the verbs of kv.pages.SequenceState. It can be taken back to 0 or to a
     checkpoint only."""
@@ -90,6 +97,12 @@ class EagerState:
         """A copy at the present length."""
         return EagerCopy(self.length, copy.deepcopy(self.sequence))
 
+    def fork(self, promise: EagerPromise | None = None) -> EagerState:
+        """An equal sequence."""
+        other = EagerState(self._config)
+        other.restore(self.checkpoint())
+        return other
+
     def restore(self, saved: EagerCopy) -> None:
         """Come back to a checkpoint."""
         self._sequence, self.length = copy.deepcopy(saved.sequence), saved.length
@@ -102,6 +115,9 @@ class EagerState:
 class EagerModel:
     """A loaded model. `isa` and `threads` say what the rest of the engine uses; the operations here are
     NumPy's."""
+
+    pool: None = None  # of pages: rows are arrays of their own
+    page_span = 1
 
     def __init__(
         self,
@@ -119,9 +135,17 @@ class EagerModel:
         self._weights: Any = architecture.load_weights(self.config, source)
         self._lock = threading.Lock()
 
-    def new_sequence(self) -> EagerState:
+    def new_sequence(self, promise: EagerPromise | None = None) -> EagerState:
         """An empty sequence."""
         return EagerState(self.config)
+
+    def promise(self, length: int) -> EagerPromise:
+        """Memory is there as long as the system has some."""
+        return EagerPromise()
+
+    def promised_bytes(self, prompt: int, answer: int, n: int) -> int:
+        """Nothing is charged."""
+        return 0
 
     def run(
         self, parts: Sequence[Part[EagerState]], out: npt.NDArray[np.float32] | None = None

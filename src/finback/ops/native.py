@@ -20,8 +20,9 @@ import numpy.typing as npt
 from finback import native
 from finback.config import ModelConfig
 from finback.errors import EngineStateError, NumericError, RequestError
-from finback.kv.layout import plan_layout
-from finback.kv.pages import PagePool, SequenceState
+from finback.kv.layout import MAX_DRAFT, plan_layout
+from finback.kv.pages import PagePool, Promise
+from finback.kv.sequence import SequenceState
 from finback.ops.native_weights import NativeWeights
 from finback.ops.recorder import Recorder
 from finback.ops.resident import ResidentCopies
@@ -29,10 +30,6 @@ from finback.ops.step import Part, spans, wanted_rows
 from finback.ops.tape import Limits, Tensor
 from finback.weights.ledger import Ledger
 from finback.weights.tensors import Checkpoint
-
-MAX_DRAFT = 3
-"""Rows that a sequence can take back by setting a length: two drafts of the MTP block and the token that
-was sampled."""
 
 W = TypeVar("W")
 
@@ -123,7 +120,7 @@ class NativeModel:
             raise
         self._batch = native.Batch(max_rows, max_logit_rows, self.config.vocab_size)
         self._logits = {entry: self._view(tensor) for entry, tensor in self._results.items()}
-        self._pool = PagePool(self.layout, ledger)
+        self.pool = PagePool(self.layout, ledger)
         self._lock = threading.Lock()
         self._closed = False
 
@@ -149,10 +146,26 @@ class NativeModel:
 
     # ---- running
 
-    def new_sequence(self) -> SequenceState:
-        """An empty sequence; MemoryBudgetError if its frontier does not fit."""
+    def new_sequence(self, promise: Promise | None = None) -> SequenceState:
+        """An empty sequence, its memory out of a promise if there is one; MemoryBudgetError if its frontier does
+        not fit."""
         self._check_usable()
-        return SequenceState(self._pool, self._ledger)
+        return SequenceState(self.pool, promise)
+
+    def promise(self, length: int) -> Promise:
+        """Memory for one sequence of up to `length` tokens; MemoryBudgetError if it is not free."""
+        return self.pool.promise(length)
+
+    def promised_bytes(self, prompt: int, answer: int, n: int) -> int:
+        """What a request takes from the budget at most: one sequence with the prompt and an answer, and for each
+        further answer what it does not share with the first."""
+        length, shared = prompt + answer, prompt - prompt % self.page_span
+        return self.pool.promised_bytes(length) + (n - 1) * self.pool.promised_bytes(length - shared)
+
+    @property
+    def page_span(self) -> int:
+        """Tokens of a page."""
+        return self.layout.page_span
 
     def run(
         self, parts: Sequence[Part[SequenceState]], out: npt.NDArray[np.float32] | None = None

@@ -17,6 +17,7 @@ from finback.ops.step import Part
 from finback.settings import eager
 
 if TYPE_CHECKING:
+    from finback.kv.pages import PagePool
     from finback.ops.native import Listed
     from finback.weights.ledger import Ledger
     from finback.weights.tensors import Checkpoint
@@ -33,8 +34,15 @@ class Copy(Protocol):
         """Give its memory back."""
 
 
+class Promised(Protocol):
+    """Memory set aside for one sequence (kv.pages.Promise)."""
+
+    def release(self) -> None:
+        """Give back what was not used."""
+
+
 class State(Protocol):
-    """What one sequence holds (kv.pages.SequenceState says what each verb means)."""
+    """What one sequence holds (kv.sequence.SequenceState says what each verb means)."""
 
     length: int
 
@@ -44,12 +52,14 @@ class State(Protocol):
     def rewind(self, length: int) -> None: ...
     def clear(self) -> None: ...
     def checkpoint(self) -> Copy: ...
+    def fork(self, promise: Any = None, /) -> State: ...
     def restore(self, copy: Any, /) -> None: ...
     def close(self) -> None: ...
 
 
 class Model(Protocol):
-    """A loaded model (ops.native.NativeModel says what each verb means)."""
+    """A loaded model (ops.native.NativeModel says what each verb means). Without a `pool`, memory of sequences is not
+    planned, and prefixes are not kept."""
 
     config: ModelConfig
     isa: str
@@ -57,7 +67,13 @@ class Model(Protocol):
     max_rows: int
     cache_rounding: bool
 
-    def new_sequence(self) -> State: ...
+    @property
+    def pool(self) -> PagePool | None: ...
+    @property
+    def page_span(self) -> int: ...
+    def new_sequence(self, promise: Any = None, /) -> State: ...
+    def promise(self, length: int, /) -> Promised: ...
+    def promised_bytes(self, prompt: int, answer: int, n: int, /) -> int: ...
     def program_listing(self) -> list[Listed]: ...
     def run(
         self, parts: Sequence[Part[Any]], out: npt.NDArray[np.float32] | None = None, /

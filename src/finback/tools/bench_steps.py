@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from finback import native
-from finback.engine.sampler import Sampling
+from finback.engine.sampling import Sampling
 from finback.errors import RequestError
-from finback.kv.layout import plan_layout
-from finback.ops.native import MAX_DRAFT
+from finback.kv.layout import MAX_DRAFT, plan_layout
 from finback.tools.record import Record, Row, measured, new_record, rounded
 
 if TYPE_CHECKING:

@@ -79,7 +79,9 @@ def generation_from_hf(raw: Mapping[str, object], path: Path) -> GenerationDefau
     try:
         if top_k is not None and (isinstance(top_k, bool) or not isinstance(top_k, int)):
             raise ConfigError("top_k", top_k, "whole numbers")
-        return GenerationDefaults(temperature, reader.optional_real("top_p"), top_k)
+        return GenerationDefaults(
+            temperature, reader.optional_real("top_p"), top_k, reader.optional_real("repetition_penalty")
+        )
     except ConfigError as error:
         raise reader.refuse(error) from None
 

@@ -1,0 +1,69 @@
+"""One answer being drawn: from a row of logits to its next token, and whether that is its last.
+
+Owns everything about a draw that depends on the answer so far: what was said, penalties, counts, the loop detector.
+Refuses to know text: stop strings are the publisher's. Nothing depends on anything but the prompt, the tokens so far,
+the parameters, the number of the answer and the position, so a row drawn later, or twice, gives the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from finback.engine.penalties import Adjustments
+from finback.engine.repetition import RepetitionWatch
+from finback.engine.result import FinishReason, TokenLogprob
+from finback.engine.sampler import Drawer, not_finite
+from finback.engine.sampling import Resolved
+from finback.errors import NumericError
+
+
+class Drawn(NamedTuple):
+    """A token that was drawn. finish: why the answer ends with it, or None. kept: whether it is part of the answer."""
+
+    token: int
+    finish: FinishReason | None = None
+    kept: bool = True
+    logprob: TokenLogprob | None = None
+
+
+class Choice:
+    """An answer."""
+
+    def __init__(
+        self, p: Resolved, index: int, prompt: Sequence[int], end_ids: frozenset[int], vocab: int
+    ) -> None:
+        """index: the number of the answer among the n of its request. end_ids: the model's end-of-text tokens."""
+        self.index, self.prompt, self.count = index, prompt, 0
+        self._p, self._limit = p, p.max_tokens
+        self._ends = p.stop_token_ids if p.ignore_eos else p.stop_token_ids | end_ids
+        changed = p.logit_bias or p.min_tokens or p.repetition_penalty != 1.0
+        plain = not (changed or p.presence_penalty or p.frequency_penalty)
+        self._adjust = None if plain else Adjustments(p, prompt, self._ends, vocab)
+        self._watch = None if p.max_repeats is None else RepetitionWatch(p.max_repeats)
+
+    def draw(self, drawer: Drawer, logits: npt.NDArray[np.float32], position: int) -> Drawn:
+        """The token at `position` of the sequence, from the logits f32 [V] after the one before; the row is changed in
+        place. NumericError if it is not finite."""
+        p, logprobs = self._p, self._p.logprobs
+        raw = logits.copy() if logprobs is not None and self._adjust is not None else logits
+        if self._adjust is not None:
+            if not np.isfinite(logits).all():
+                raise NumericError(not_finite(position - 1))
+            self._adjust.apply(logits, may_end=self.count >= p.min_tokens)
+        token = drawer.draw(logits, p, position, self.index)
+        logprob = None if logprobs is None else drawer.logprob(raw, token, logprobs)
+        if token in self._ends and self.count >= p.min_tokens:
+            return Drawn(token, "stop", False, logprob)
+        self.count += 1
+        if self._adjust is not None:
+            self._adjust.add(token)
+        finish: FinishReason | None = None
+        if self._watch is not None and self._watch.add(token):
+            finish = "repetition"
+        if self.count == self._limit:
+            finish = "length"
+        return Drawn(token, finish, True, logprob)
