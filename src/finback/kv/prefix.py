@@ -95,7 +95,7 @@ class PrefixCache:
         ids = np.asarray(tokens, np.int32)
         with self._pool.lock:
             node, below, matched = self._walk(ids)
-            best, length = self._best(node, below, matched, min(matched, limit))
+            best, length = self._best(node, below, min(matched, limit))
             differs = matched < len(ids) and (below is not None or bool(node.children))
             diverged = matched if differs else None
             checkpoint = None if best is None else best.checkpoint
@@ -115,27 +115,31 @@ class PrefixCache:
             node = child
         return node, None, at
 
-    def _best(self, node: Node, below: Node | None, matched: int, most: int) -> tuple[Node | None, int]:
-        """The node whose checkpoint serves the greatest length up to `most`. Rings let one that lies a little behind
-        the last common token serve that token, too."""
+    def _best(self, node: Node, below: Node | None, most: int) -> tuple[Node | None, int]:
+        """The node whose checkpoint serves the greatest length up to `most`: one on the way, or one that lies so
+        little behind the last common token that its rings still hold what was there."""
         best, length = None, 0
-        lowest = below if below is not None else node
-        for candidate in self._near(lowest, most):
-            checkpoint = candidate.checkpoint
-            assert checkpoint is not None
-            if checkpoint.reach <= most and most > length:
-                best, length = candidate, most
-        above: Node | None = node
-        while above is not None and (best is None or length < most):
-            checkpoint = above.checkpoint
-            if checkpoint is not None:
-                served = min(checkpoint.length, most)
-                if checkpoint.reach <= served and served > length:
-                    best, length = above, served
-                if checkpoint.length <= most:
-                    break
-            above = above.parent
+        if below is not None:
+            best, length = self._behind(below, most)
+        here: Node | None = node
+        while here is not None and length < min(here.end, most):
+            end = min(here.end, most)
+            checkpoint = here.checkpoint
+            if checkpoint is not None and checkpoint.reach <= end:
+                return here, end
+            found, served = self._behind(here, end)
+            if found is not None:
+                return found, served
+            here = here.parent
         return best, length
+
+    def _behind(self, node: Node, end: int) -> tuple[Node | None, int]:
+        """The node of a checkpoint behind token `end`, at `node` or below, that serves it."""
+        for candidate in self._near(node, end):
+            assert candidate.checkpoint is not None
+            if candidate.checkpoint.reach <= end:
+                return candidate, end
+        return None, 0
 
     def _near(self, node: Node, most: int) -> Iterator[Node]:
         """Nodes below whose checkpoints may reach back to `most`."""
