@@ -68,7 +68,7 @@ def test_the_budget_counts_the_weights() -> None:
     assert refused.value.needed > refused.value.budget == 4 << 20
     assert len(str(refused.value)) < 400
     with pytest.raises(MemoryBudgetError, match="arena needs"):
-        finback.load(memory=memory["weights"] + memory["logits"] + 1000, context=64, weights="resident")
+        finback.load(memory=memory["weights"] + 1000, context=64, weights="resident")
     total = sum(size for name, size in memory.items() if name != "budget")
     with finback.load(context=64, memory=total + (2 << 20)) as engine:
         assert engine.generate([1, 2, 3], finback.Sampling(max_tokens=2, temperature=0)).token_ids

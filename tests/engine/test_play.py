@@ -1,5 +1,5 @@
-"""The engine under random use: submit, cancel, leave, rewind, close, with too little memory. After every quiet moment all
-pages are accounted for, and no request has gone without an end."""
+"""The engine under random use: submit, cancel, leave, rewind, close, with too little memory. After every quiet moment
+all pages are accounted for, and no request has gone without an end."""
 
 from __future__ import annotations
 

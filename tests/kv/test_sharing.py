@@ -208,8 +208,7 @@ def test_a_promise_holds_though_others_take_all_there_is() -> None:
     promised = play.new(4 * SPAN)
     greedy = play.new()
     with pytest.raises(MemoryBudgetError):
-        while True:
-            play.write(greedy, SPAN)
+        [play.write(greedy, SPAN) for _ in range(1000)]
     play.check()
     play.write(promised, 4 * SPAN)
     play.check()
@@ -248,5 +247,5 @@ def test_the_check_finds_what_does_not_add_up(fault: str) -> None:
         play.ledger.reserve("pages", 4096)
     else:
         sequence.pages.pop()
-    with pytest.raises(EngineStateError, match="does not add up.*defect of finback"):
+    with pytest.raises(EngineStateError, match=r"does not add up.*defect of finback"):
         play.pool.check(play.ledger.table)

@@ -48,8 +48,7 @@ def command(path: str | None, as_json: bool, program: bool, check: bool, **optio
 
 
 def _report(checkpoint: Any) -> dict[str, Any]:
-    from finback.kv.layout import plan_layout
-    from finback.kv.layout import MAX_DRAFT
+    from finback.kv.layout import MAX_DRAFT, plan_layout
     from finback.weights.checkpoint import GgufVocabulary
 
     config = checkpoint.config

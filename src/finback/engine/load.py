@@ -10,6 +10,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from finback import native
 from finback.engine.engine import Engine, Serving
@@ -114,11 +115,9 @@ def load(
     limit = checkpoint.config.max_position_embeddings
     tokens = min(DEFAULT_CONTEXT, limit) if context is None else _within("context", context, 1, limit)
     batch = min(batch, tokens)
-    ledger.reserve(
-        "logits", 4 * batch * checkpoint.config.vocab_size, "raise memory= or load with a smaller max_batch="
-    )
     opened = partial(
-        open_model,
+        _open_with_logits,
+        4 * batch * checkpoint.config.vocab_size,
         checkpoint,
         ledger,
         architecture_of(checkpoint.config),
@@ -148,6 +147,19 @@ def load(
         serving=Serving(share, stall, batch, cache or 0),
         tokenizer=tokenizer,
     )
+
+
+def _open_with_logits(
+    size: int, checkpoint: OpenedCheckpoint, ledger: Ledger, architecture: Any, **options: Any
+) -> Model:
+    """`open_model`, and `size` bytes of the budget for the logits of answers that are drawn together."""
+    model = open_model(checkpoint, ledger, architecture, **options)
+    try:
+        ledger.reserve("logits", size, "raise memory= or load with a smaller max_batch=")
+    except MemoryBudgetError:
+        model.close()
+        raise
+    return model
 
 
 def _open_auto(opened: Callable[..., Model], checkpoint: OpenedCheckpoint, ledger: Ledger) -> Model:
