@@ -63,8 +63,8 @@ def named(document: str) -> list[str]:
     return sorted(set(re.findall(r"`(finback(?:\.\w+)+)`", (ROOT / "docs" / document).read_text(encoding="utf-8"))))
 
 
-@pytest.mark.parametrize("name", named("request.md"))
-def test_functions_of_the_request_exist(name: str) -> None:
+@pytest.mark.parametrize("name", sorted({*named("request.md"), *named("kv.md")}))
+def test_functions_that_documents_name_exist(name: str) -> None:
     parts = name.split(".")
     for split in range(len(parts), 0, -1):
         try:
