@@ -11,7 +11,16 @@ import pytest
 
 from finback import machine
 from finback.errors import RequestError
-from finback.settings import all_settings, cache_folder, choose_threads, default_threads, eager, forced_isa, usable_cpus
+from finback.settings import (
+    all_settings,
+    cache_folder,
+    choose_threads,
+    default_threads,
+    eager,
+    forced_isa,
+    state_folder,
+    usable_cpus,
+)
 
 V2 = "30 25 0:26 / /sys/fs/cgroup rw,nosuid - cgroup2 cgroup2 rw"
 V1_CPU = "33 25 0:29 / /sys/fs/cgroup/cpu,cpuacct rw - cgroup cgroup rw,cpu,cpuacct"
@@ -240,6 +249,8 @@ def test_variables_and_their_defaults() -> None:
         eager({"FINBACK_EAGER": "yes"})
     assert cache_folder({"XDG_CACHE_HOME": "/disk"}) == Path("/disk/finback")
     assert cache_folder({"XDG_CACHE_HOME": "relative"}) == Path.home() / ".cache/finback"
+    assert state_folder({"XDG_STATE_HOME": "/disk"}) == Path("/disk/finback")
+    assert state_folder({"XDG_STATE_HOME": "relative"}) == Path.home() / ".local/state/finback"
 
 
 def test_every_variable_is_listed_with_its_value() -> None:
@@ -249,5 +260,6 @@ def test_every_variable_is_listed_with_its_value() -> None:
         "FINBACK_THREADS": None,
         "FINBACK_EAGER": None,
         "XDG_CACHE_HOME": None,
+        "XDG_STATE_HOME": None,
     }
     assert all(s.meaning and s.default and s.reason for s in all_settings())

@@ -58,6 +58,12 @@ _SETTINGS = (
         "~/.cache",
         "the desktop standard; a faster or larger disk may be elsewhere",
     ),
+    Setting(
+        "XDG_STATE_HOME",
+        "folder of histories; finback uses the folder finback in it",
+        "~/.local/state",
+        "the desktop standard",
+    ),
 )
 
 
@@ -90,6 +96,12 @@ def cache_folder(environment: Environment | None = None) -> Path:
     """Where caches go. A relative XDG_CACHE_HOME is ignored, as its standard says."""
     base = Path(_value("XDG_CACHE_HOME", environment) or "")
     return (base if base.is_absolute() else Path.home() / ".cache") / "finback"
+
+
+def state_folder(environment: Environment | None = None) -> Path:
+    """Where histories go. A relative XDG_STATE_HOME is ignored, as its standard says."""
+    base = Path(_value("XDG_STATE_HOME", environment) or "")
+    return (base if base.is_absolute() else Path.home() / ".local" / "state") / "finback"
 
 
 # ---- threads

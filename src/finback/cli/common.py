@@ -11,6 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from finback.engine.engine import Engine
+    from finback.engine.sampling import Sampling
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -58,6 +59,73 @@ def load_options(command: F) -> F:
     ):
         command = option(command)
     return command
+
+
+_SAMPLING = (
+    click.option("--max-tokens", type=int, metavar="N", help="Longest answer [default: until the context is full]."),
+    click.option("--min-tokens", type=int, default=0, metavar="N", help="Nothing ends the answer before."),
+    click.option(
+        "--temp", "temperature", type=float, metavar="X", help="Temperature; 0 is greedy [default: the model's]."
+    ),
+    click.option(
+        "--top-p", type=float, metavar="X", help="Keep the likeliest tokens that add up to X [default: the model's]."
+    ),
+    click.option(
+        "--top-k", type=int, metavar="N", help="Keep the N likeliest tokens; 0 is off [default: the model's]."
+    ),
+    click.option(
+        "--min-p", type=float, metavar="X", help="Drop tokens under X times the likeliest [default: the model's]."
+    ),
+    click.option(
+        "--repeat-penalty",
+        "repetition_penalty",
+        type=float,
+        metavar="X",
+        help="Above 1: tokens of prompt and answer become less likely [default: the model's].",
+    ),
+    click.option(
+        "--presence-penalty", type=float, default=0.0, metavar="X", help="Taken off tokens that the answer has."
+    ),
+    click.option(
+        "--frequency-penalty", type=float, default=0.0, metavar="X", help="Taken off each time the answer has a token."
+    ),
+    click.option("--seed", type=int, metavar="N", help="Repeat an answer [default: a new one each time]."),
+    click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; can be repeated."),
+    click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-text token."),
+    click.option(
+        "--max-repeats", type=int, metavar="N", help="End an answer that says the same N times in a row [default: off]."
+    ),
+)
+
+_SAMPLING_FIELDS = (
+    "max_tokens",
+    "min_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "seed",
+    "stop",
+    "ignore_eos",
+    "max_repeats",
+)
+
+
+def sampling_options(command: F) -> F:
+    """The options of how an answer is drawn, in the order of --help."""
+    for option in reversed(_SAMPLING):
+        command = option(command)
+    return command
+
+
+def take_sampling(options: dict[str, Any]) -> Sampling:
+    """The `Sampling` of the values of `sampling_options`, which are taken out of `options`."""
+    from finback.engine.sampling import Sampling
+
+    return Sampling(**{name: options.pop(name) for name in _SAMPLING_FIELDS})
 
 
 def load_engine(options: dict[str, Any]) -> Engine:

@@ -14,6 +14,7 @@ import click
 
 COMMANDS = {
     "run": "Write an answer to a prompt.",
+    "chat": "Talk with a model.",
     "inspect": "Show what a model file holds.",
     "tokenize": "Show the tokens of a text.",
     "logprobs": "Show the log-probability of each token of a text.",

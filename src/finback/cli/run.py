@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from finback.cli.common import load_engine, load_options, read_text
+from finback.cli.common import load_engine, load_options, read_text, sampling_options, take_sampling
 
 
 @click.command("run")
@@ -18,18 +18,7 @@ from finback.cli.common import load_engine, load_options, read_text
 @click.option("--think/--no-think", default=False, help="Let the model think before it answers [default: no-think].")
 @click.option("--effort", metavar="WORD", help="How long to think: low, high or max.")
 @click.option("--raw", is_flag=True, help="Continue the text as it is, without the chat format.")
-@click.option("--max-tokens", type=int, metavar="N", help="Longest answer [default: until the context is full].")
-@click.option("--temp", "temperature", type=float, metavar="X", help="Temperature; 0 is greedy [default: the model's].")
-@click.option(
-    "--top-p", type=float, metavar="X", help="Keep the likeliest tokens that add up to X [default: the model's]."
-)
-@click.option("--top-k", type=int, metavar="N", help="Keep the N likeliest tokens; 0 is off [default: the model's].")
-@click.option(
-    "--min-p", type=float, metavar="X", help="Drop tokens under X times the likeliest [default: the model's]."
-)
-@click.option("--seed", type=int, metavar="N", help="Repeat an answer [default: a new one each time].")
-@click.option("--stop", multiple=True, metavar="TEXT", help="End the answer before this text; can be repeated.")
-@click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-text token.")
+@sampling_options
 @click.option("--stats", is_flag=True, help="Tokens, speed and memory on stderr when done.")
 def command(
     prompt: str | None,
@@ -50,13 +39,11 @@ def command(
       finback run --raw --temp 0 -p "It is a truth universally acknowledged"
     """
     from finback.cli.screen import Bar
-    from finback.engine.sampling import Sampling
 
     if raw and (system is not None or think or effort is not None):
         raise click.UsageError("--raw continues plain text; it takes no --system, --think or --effort")
     text = read_text(prompt, file)
-    names = ("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "ignore_eos")
-    sampling = Sampling(**{name: options.pop(name) for name in names})
+    sampling = take_sampling(options)
     with load_engine(options) as engine:
         request: Any = text
         if not raw:
@@ -94,6 +81,8 @@ def _show_stats(engine: Any, event: Any) -> None:
         f"tokens in {times.decode_s:.2f} s ({write}), {event.finish_reason}",
         err=True,
     )
+    if usage.cached_tokens:
+        click.echo(f"{usage.cached_tokens} tokens of the prompt were not computed again", err=True)
     memory = engine.memory()
     parts = ", ".join(f"{name} {size / 2**20:.1f}" for name, size in memory.items() if name != "budget" and size)
     total = f"{memory['budget'] / 2**20:.0f}"

@@ -8,8 +8,10 @@ nobody.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -44,6 +46,16 @@ MARK_SPACING = 512
 
 IDLE_CHECK_S = 0.2
 """Seconds without work after which the pages are counted over."""
+
+
+_running: weakref.WeakSet[Loop] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Threads that still hold a model when the interpreter goes would keep it for ever."""
+    for loop in list(_running):
+        loop.close()
 
 
 @dataclass(eq=False, slots=True)
@@ -116,6 +128,7 @@ class Loop:
         self._broken: BaseException | None = None
         self._step_ended: float | None = None
         self.stats = LoopStats()
+        _running.add(self)
         self._thread = threading.Thread(target=self._work, name="finback-engine", daemon=True)
         self._thread.start()
 
