@@ -18,6 +18,14 @@ def shown(value: object, limit: int = 80) -> str:
     return text if len(text) <= limit else f"{text[: limit // 2]}…{text[-limit // 4 :]}"
 
 
+def shown_size(size: int) -> str:
+    """A number of bytes for people: "3.5 GiB"."""
+    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << power:
+            return f"{size / (1 << power):.1f} {unit}"
+    return f"{size} bytes"
+
+
 class FinbackError(Exception):
     """Base of all errors raised on purpose. `exit_code` is what a command exits with."""
 

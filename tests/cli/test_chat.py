@@ -60,8 +60,8 @@ def test_commands_that_are_mistyped_are_not_sent() -> None:
 
 
 def test_think_system_regen_undo_clear_help() -> None:
-    typed = f"/help\n/system\n/system Be brief.\n/system\n/think on\n{NORWAY}\n/regen\n/think off\n/undo\n/clear\n/stats\n"
-    done = chat(typed)
+    typed = ["/help", "/system", "/system Be brief.", "/system", "/think on", NORWAY, "/regen", "/think off", "/undo"]
+    done = chat("\n".join([*typed, "/clear", "/stats", ""]))
     assert done.stderr == ""
     assert "/save[!] FILE" in done.stdout
     assert "there is no system message\nBe brief.\n" in done.stdout

@@ -53,7 +53,7 @@ def test_kernels_and_operations_from_python_are_clean(build: Path, tmp_path: Pat
         "ASAN_OPTIONS": "detect_leaks=0",  # Python itself never frees everything
         "UBSAN_OPTIONS": "halt_on_error=1",
     }
-    tests = ["tests/kernels", "tests/ops", "tests/core/test_binding.py", "tests/engine/test_session.py"]
+    tests = ["tests/kernels", "tests/ops", "tests/kv", "tests/core/test_binding.py", "tests/engine/test_session.py"]
     done = subprocess.run(
         [
             python,
@@ -65,6 +65,8 @@ def test_kernels_and_operations_from_python_are_clean(build: Path, tmp_path: Pat
             "3000",
             "--deselect",
             "tests/ops/test_native_driver.py",
+            "--ignore",
+            "tests/kernels/test_instructions.py",  # runs a program of its own, under callgrind
             *tests,
         ],
         cwd=ROOT,

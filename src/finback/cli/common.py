@@ -21,7 +21,7 @@ model_option = click.option(
     type=str,
     default=None,
     metavar="MODEL",
-    help="GGUF file or model folder [default: the embedded model].",
+    help="GGUF file, model folder, or org/name of a downloaded model [default: the embedded model].",
 )
 
 

@@ -15,6 +15,9 @@ import click
 COMMANDS = {
     "run": "Write an answer to a prompt.",
     "chat": "Talk with a model.",
+    "pull": "Download a model from the Hugging Face hub.",
+    "list": "List the models that were downloaded.",
+    "rm": "Remove downloaded models.",
     "inspect": "Show what a model file holds.",
     "tokenize": "Show the tokens of a text.",
     "logprobs": "Show the log-probability of each token of a text.",

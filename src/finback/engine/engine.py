@@ -30,10 +30,9 @@ from finback.engine.sampling import Resolved, Sampling, resolve
 from finback.engine.scheduler import Scheduler
 from finback.engine.session import OnPrefill, Session
 from finback.engine.stats import EngineStats, LoopStats
-from finback.errors import EngineStateError, MemoryBudgetError, ModelFileError, RequestError, shown
+from finback.errors import EngineStateError, MemoryBudgetError, ModelFileError, RequestError, shown, shown_size
 from finback.kv.prefix import PrefixCache
 from finback.ops.step import Part
-from finback.weights.ledger import shown_size
 
 if TYPE_CHECKING:
     from finback.config import ModelConfig

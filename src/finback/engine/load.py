@@ -65,7 +65,8 @@ def load(
     """Open a model and plan everything it needs.
 
     Args:
-        path: a GGUF file (any part of a split one), a Hugging Face folder, or None for the embedded model.
+        path: a GGUF file (any part of a split one), a Hugging Face folder, the name of a model that `finback pull` has
+            downloaded (org/name, org/name:TAG, org/name/FILE), or None for the embedded model.
         memory: budget such as "16GiB" or a number of bytes; weights, arena, pages and checkpoints are charged to it.
             None: 90 % of the memory this process may use.
         context: most tokens of one sequence; None: 32768 or the model's limit, whichever is less.

@@ -111,7 +111,8 @@ def open_checkpoint(
     """Opens the model at `path`; None opens the embedded one.
 
     A GGUF file, any part of a split one, a folder of its parts, a Hugging Face folder, or one .safetensors file
-    beside its config.json. `draft` is a GGUF file with the draft block alone, as ds4 ships it. `cache_rounding`
+    beside its config.json; or, where no such path exists, the name of a model in the cache of the Hugging Face hub
+    (`hub/names.py`). `draft` is a GGUF file with the draft block alone, as ds4 ships it. `cache_rounding`
     False keeps cached rows in full precision, as transformers does; the published models were trained with it on,
     and so it is for every deepseek_v4 file. Raises ModelFileError (UnsupportedModelError for what is well formed
     and not for finback) with the file, the field or tensor, and what was expected.
@@ -121,6 +122,10 @@ def open_checkpoint(
         opened.kind = "embedded"
         return opened
     place = Path(path)
+    if not os.path.lexists(place) and isinstance(path, str):
+        from finback.hub.cache import resolve
+
+        place = resolve(path) or place
     if not os.path.lexists(place):
         raise ModelFileError(
             path, "does not exist; give a .gguf file, a model folder, or a .safetensors file"

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finback import machine
-from finback.errors import MemoryBudgetError, RequestError, shown
+from finback.errors import MemoryBudgetError, RequestError, shown, shown_size
 
 _UNITS = {"": 1, "B": 1} | {
     f"{letter}{suffix}": base ** (power + 1)
@@ -42,14 +42,6 @@ def _checked(size: int, given: object, name: str) -> int:
     if not 1 <= size <= _LARGEST:
         raise RequestError(f"{name} is {shown(given)}; it must be from 1 byte to 2^60 bytes")
     return size
-
-
-def shown_size(size: int) -> str:
-    """A number of bytes for people: "3.5 GiB"."""
-    for power, unit in ((40, "TiB"), (30, "GiB"), (20, "MiB"), (10, "KiB")):
-        if size >= 1 << power:
-            return f"{size / (1 << power):.1f} {unit}"
-    return f"{size} bytes"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Models from the Hugging Face hub: names, the cache that other tools share, and downloads that are checked."""
