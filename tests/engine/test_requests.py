@@ -425,3 +425,16 @@ def test_settings_are_checked() -> None:
         for priority in (101, -101, 1.5, True, "high"):
             with pytest.raises(RequestError, match="priority is"):
                 engine.submit(STORY, priority=priority)  # type: ignore[arg-type]
+
+
+def test_several_engines_take_turns() -> None:
+    """They share the pool of threads; each answers as if it were alone, and none waits for the end of the other."""
+    with finback.load(context=512, threads=2) as one, finback.load(context=512, threads=1, prefill_chunk=20) as two:
+        options = [Sampling(seed=i, max_tokens=60, ignore_eos=True) for i in range(4)]
+        alone = [one.generate(STORY, option).token_ids for option in options]
+        running = [engine.submit(STORY, option) for option in options for engine in (one, two)]
+        found = [request.result().token_ids for request in running]
+        assert found == [tokens for tokens in alone for _ in range(2)]
+        spans = [[step.begun for step in engine.stats().last_steps][-60:] for engine in (one, two)]
+        assert spans[0][0] < spans[1][-1]
+        assert spans[1][0] < spans[0][-1]

@@ -171,3 +171,21 @@ def test_indexer_scores_are_products_of_decoded_rows(level: str) -> None:
         for m in (q_rows, key_rows)
     )
     np.testing.assert_allclose(got, (np.maximum(qd @ kd.T, 0) * w[:, None]).sum(0), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize(
+    ("rotary", "rounded", "step"), [(64, True, 2.0**-3), (0, True, 0.5), (64, False, 0.0)], ids=["fp8", "fp4", "f32"]
+)
+def test_row_r_holds_r(level: str, rotary: int, rounded: bool, step: float) -> None:
+    """Case A13: three pages of rows side by side, row r filled with r; each reads back as its own, within half a step
+    of its type: three bits of fraction in FP8, one in FP4."""
+    width, rows = (128, 384) if rotary == 0 else (192, 384)
+    stored = [kernels.encode_row(level, np.full(width, r, F), rotary, rounded) for r in range(rows)]
+    memory = np.concatenate(stored)
+    size = len(stored[0])
+    for r in range(rows):
+        row = np.ascontiguousarray(memory[r * size : (r + 1) * size])
+        back = kernels.decode_cache_row(level, row, width, rotary, rounded)
+        assert np.isfinite(back).all()
+        assert np.abs(back - r).max() <= step / 2 * r
