@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import finback
+from finback.ops.step import Part
 from finback.tools.export import export_folder
 from finback.tools.synth import synth
 from tests.tiny import TINY, prompt
@@ -29,8 +30,8 @@ def drafts(path: Path) -> bytes:
         model = engine._model
         state = model.new_sequence()
         state.reserve(len(IDS))
-        model.run(state, IDS[:60], [])
-        found = model.draft(state, IDS[1:61], list(range(60)))
+        model.run([Part(state, IDS[:60])])
+        found = model.draft([Part(state, IDS[1:61], list(range(60)))])
         state.close()
         return found.tobytes()
 

@@ -142,3 +142,66 @@ def test_cancelled_and_started_again(
                     running.cancel()
         assert answers(engine, requests) == expected
     assert {key: seen[key] for key in logits} == logits
+
+
+@pytest.mark.parametrize("mode", ["lookup", "mtp", "auto"])
+@pytest.mark.parametrize("kept", [0, None])
+def test_speculation(
+    truth: tuple[list[Asked], list[tuple[tuple[int, ...], ...]], Draws], mode: str, kept: int | None
+) -> None:
+    """Drafts are right or taken back, and nobody can tell. Every draw is made from the logits of plain decoding."""
+    requests, expected, logits = truth
+    options: dict[str, Any] = {"speculation": mode, "prefix_cache": kept, "threads": 2, "prefill_chunk": 100}
+    with drawn_logits() as seen, finback.load(context=CONTEXT, **options) as engine:
+        for lane in ("alone", "together"):
+            found = [answers(engine, [request])[0] for request in requests] if lane == "alone" else None
+            found = found or answers(engine, requests)
+            assert found == expected
+        stats = engine.stats()
+    assert seen == logits
+    assert stats.drafted > stats.accepted > 0, "no draft was right, or none was wrong: this test shows nothing"
+
+
+def test_drafts_right_and_wrong_at_every_border_of_groups(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A drafter that knows the answer and lies in every way: 0 to 3 right drafts, then wrong ones, at every place of
+    the groups of 4 and of 128."""
+    from finback.engine.speculate import Gate, Speculation
+    from finback.kv.sequence import SequenceState
+
+    with finback.load(context=CONTEXT, threads=1, prefix_cache=0) as plain, drawn_logits() as logits:
+        stem = words(plain, 9, 100)
+        option = Sampling(temperature=1.0, seed=3, max_tokens=300, ignore_eos=True)
+        expected = plain.generate(stem, option).token_ids
+    said = 0
+    taken_back: set[int] = set()
+    rewind = SequenceState.rewind
+
+    def propose(self: Speculation, most: int) -> list[int]:
+        right = (said // 5 + said) % 4
+        coming = [*expected[said + 1 : said + 1 + right], *(t + 1 for t in expected[said + 1 + right :])]
+        return coming[:most]
+
+    def extend(self: Speculation, tokens: list[int]) -> None:
+        nonlocal said
+        said += len(tokens)
+
+    def noted(self: SequenceState, length: int) -> None:
+        taken_back.update(range(length, self.length))
+        rewind(self, length)
+
+    monkeypatch.setattr(Speculation, "propose", propose)
+    monkeypatch.setattr(Speculation, "extend", extend)
+    monkeypatch.setattr(Gate, "judge", lambda *_: None)
+    monkeypatch.setattr(SequenceState, "rewind", noted)
+    said = -1  # the first token is drawn from the prompt
+    with (
+        drawn_logits() as seen,
+        finback.load(context=CONTEXT, threads=1, prefix_cache=0, speculation="lookup") as engine,
+    ):
+        assert engine.generate(stem, option).token_ids == expected
+        stats = engine.stats()
+    assert seen == logits
+    assert stats.accepted > 100
+    assert stats.drafted - stats.accepted > 100
+    assert {t % 4 for t in taken_back} == {0, 1, 2, 3}
+    assert len({t % 128 for t in taken_back} & {126, 127, 0, 1}) >= 2, sorted(taken_back)

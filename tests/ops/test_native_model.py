@@ -111,7 +111,7 @@ def test_drafts_read_the_streams_of_the_run_before(
     for a, b in ((0, 30), (30, 31), (31, 60), (60, 69)):
         model.run([Part(state, IDS[a:b], [b - a - 1])])
         rows = list(range(0, b - a, 7))
-        assert np.array_equal(model.draft(state, IDS[a + 1 : b + 1], rows), truth[1][a:b][rows])
+        assert np.array_equal(model.draft([Part(state, IDS[a + 1 : b + 1], rows)]), truth[1][a:b][rows])
     state.close()
 
 

@@ -29,6 +29,7 @@ from finback.engine.sampler import Drawer, check_finite
 from finback.engine.sampling import Resolved, Sampling, resolve
 from finback.engine.scheduler import Scheduler
 from finback.engine.session import OnPrefill, Session
+from finback.engine.speculate import Mode
 from finback.engine.stats import EngineStats, LoopStats
 from finback.errors import EngineStateError, MemoryBudgetError, ModelFileError, RequestError, shown, shown_size
 from finback.kv.prefix import PrefixCache
@@ -53,12 +54,13 @@ LOWEST_PRIORITY = 100
 class Serving:
     """How requests share the engine. prefill_share: of the time, to prompts, while answers are running. max_stall:
     seconds that a running answer may stand still for a step over prompts. max_batch: answers drawn together.
-    prefix_cache: most bytes of kept prefixes; 0 is off."""
+    prefix_cache: most bytes of kept prefixes; 0 is off. speculation: where drafts come from, or None."""
 
     prefill_share: float
     max_stall: float
     max_batch: int
     prefix_cache: int
+    speculation: Mode | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,6 +284,7 @@ class Engine:
                     tokenizer=tokenizer,
                     cache_limit=self.serving.prefix_cache,
                     check=partial(_check_pages, self._model, self._ledger),
+                    speculate=self.serving.speculation,
                 )
                 weakref.finalize(self, self._loop.begin_close).atexit = False
             return self._loop
@@ -451,6 +454,8 @@ class Engine:
             rows=dict(counts.rows),
             seconds=dict(counts.seconds),
             drawn=counts.drawn,
+            drafted=counts.drafted,
+            accepted=counts.accepted,
             gap_seconds=counts.gap_seconds,
             prefix=None if self._prefix is None else self._prefix.stats(),
             pages=0 if pool is None else pool.pages,

@@ -14,11 +14,12 @@ from typing import Any
 
 from finback import native
 from finback.engine.engine import Engine, Serving
+from finback.engine.speculate import MODES, Mode
 from finback.errors import MemoryBudgetError, ModelFileError, RequestError, shown
 from finback.models.registry import architecture_of
 from finback.ops.resident import SHARE, resident_size
 from finback.ops.select import MAX_LOGIT_ROWS, Model, open_model
-from finback.settings import default_threads, forced_isa, usable_cpus
+from finback.settings import default_threads, eager, forced_isa, usable_cpus
 from finback.text.tokenizer import Tokenizer
 from finback.weights.checkpoint import GgufVocabulary, OpenedCheckpoint, open_checkpoint
 from finback.weights.ledger import Ledger, budget_from, size_from
@@ -61,6 +62,7 @@ def load(
     prefill_share: float = DEFAULT_PREFILL_SHARE,
     max_stall: float = DEFAULT_MAX_STALL,
     max_batch: int | None = None,
+    speculation: Mode | None = None,
 ) -> Engine:
     """Open a model and plan everything it needs.
 
@@ -84,6 +86,8 @@ def load(
         prefill_share: share of the time that goes to prompts while answers are running, 0.05 to 0.95.
         max_stall: seconds that running answers may stand still for a step over prompts; such steps get fewer rows.
         max_batch: most answers drawn together; None: 64, or prefill_chunk if that is less.
+        speculation: compute several tokens of an answer in a step, guessed from what was said before ("lookup"), by
+            the model's draft block ("mtp"), or both ("auto"); None: one by one. Never changes a bit.
 
     Raises:
         ModelFileError, UnsupportedModelError: the file is broken, or holds something finback does not run. A broken
@@ -107,6 +111,10 @@ def load(
     )
     if batch > chunk:
         raise RequestError(f"max_batch is {batch}, but a step has prefill_chunk={chunk} rows; raise prefill_chunk=")
+    if speculation is not None and speculation not in MODES:
+        raise RequestError(f"speculation is {shown(speculation)}; it must be None or one of {', '.join(MODES)}")
+    if speculation is not None and eager():
+        raise RequestError("speculation takes rows back, which FINBACK_EAGER=1 cannot; unset one of them")
     cache = None if prefix_cache is None or prefix_cache in (0, "0") else size_from(prefix_cache, "prefix_cache")
     if cache_rounding is not None and not isinstance(cache_rounding, bool):
         raise RequestError(f"cache_rounding is {shown(cache_rounding)}; it must be True, False or None")
@@ -116,9 +124,14 @@ def load(
     limit = checkpoint.config.max_position_embeddings
     tokens = min(DEFAULT_CONTEXT, limit) if context is None else _within("context", context, 1, limit)
     batch = min(batch, tokens)
+    if speculation == "mtp" and not checkpoint.config.mtp_layers:
+        raise RequestError(
+            f"{checkpoint.paths[0].name} has no draft block; load with speculation=\"lookup\" or without"
+        )
+    drafts = 2 if speculation in ("mtp", "auto") and checkpoint.config.mtp_layers else 1  # logits of the draft block
     opened = partial(
         _open_with_logits,
-        4 * batch * checkpoint.config.vocab_size,
+        4 * batch * drafts * checkpoint.config.vocab_size,
         checkpoint,
         ledger,
         architecture_of(checkpoint.config),
@@ -145,7 +158,7 @@ def load(
         ledger,
         context=tokens,
         prefill_chunk=min(chunk, tokens),
-        serving=Serving(share, stall, batch, cache or 0),
+        serving=Serving(share, stall, batch, cache or 0, speculation),
         tokenizer=tokenizer,
     )
 

@@ -21,11 +21,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from finback.engine.choice import Choice
-from finback.engine.publisher import Answer, Failed, Note, Over, Publisher, Read, Said
+from finback.engine.choice import Choice, Drawn
+from finback.engine.publisher import Answer, Failed, Over, Publisher, Read, Said
 from finback.engine.request import Request
 from finback.engine.sampler import Drawer
-from finback.engine.scheduler import Job, Kind, Scheduler
+from finback.engine.scheduler import Job, Kind, Scheduler, StepCost
+from finback.engine.speculate import Mode, Speculation
 from finback.engine.stats import LoopStats, StepRecord
 from finback.engine.writer import Writer
 from finback.errors import EngineStateError, FinbackError, MemoryBudgetError, NumericError
@@ -90,7 +91,16 @@ class Lane:
     state: Any
     promise: Any
     tokens: list[int]  # prompt and answer so far
+    speculation: Speculation | None = None
     pending: int = 0
+    rows: int = 1  # of the last step
+
+    def drafts(self, room: int) -> list[int]:
+        """What it may say after the pending token: no more than it may say at all, and can be taken back."""
+        if self.speculation is None:
+            return []
+        left = self.request.limit - self.choice.count - 1
+        return self.speculation.propose(min(MAX_DRAFT, room, left))
 
     @property
     def request(self) -> Request:
@@ -111,6 +121,7 @@ class Loop:
         tokenizer: Tokenizer | None,
         cache_limit: int,
         check: Callable[[], None],
+        speculate: Mode | None = None,
     ) -> None:
         """check: called when there is nothing to do; raises if the pages do not add up."""
         self._model, self._prefix, self._scheduler = model, prefix, scheduler
@@ -118,6 +129,10 @@ class Loop:
         self._cache_limit, self._check = cache_limit, check
         self._drawer = Drawer(model.isa, model.config.vocab_size)
         self._logits = np.empty((max_batch, model.config.vocab_size), np.float32)
+        self._speculate = speculate
+        uses_mtp = speculate in ("mtp", "auto") and model.has_draft
+        self._draft_logits = np.empty_like(self._logits) if uses_mtp else None
+        self._draft_cost = StepCost()
         self._publisher = Publisher()
         self._changed = threading.Condition()
         self._inbox: deque[tuple[Request, list[Answer]]] = deque()
@@ -318,13 +333,25 @@ class Loop:
         parts = [part for _, part in shares]
         logits, errors = self._run("prefill", parts, shares[0][0].job)
         row = 0
+        good: list[tuple[Reading, Part[Any]]] = []
+        said: list[tuple[Lane, list[Drawn]]] = []
         for (reading, part), wrong in zip(shares, errors, strict=True):
             rows = logits[row : row + len(part.wanted)]
             row += len(part.wanted)
-            if wrong is None:
-                self._settle_reading(reading, part, rows)
-            else:
-                self._fail_reading(reading, wrong)
+            try:
+                if wrong is not None:
+                    raise wrong
+                said += self._hear(reading, part, rows)
+                good.append((reading, part))
+            except FinbackError as error:
+                self._fail_reading(reading, error)
+        if len(good) == len(shares):
+            self._draft_prompts(shares, said)
+        for reading, _ in good:
+            self._keep_if_due(reading)
+        for lane, drawn in said:
+            if lane in self._lanes:  # or another answer of its request has failed
+                self._settle_lane(lane, drawn)
 
     def _share(self, reading: Reading, budget: int, logit_rows: int) -> Part[Any]:
         """The part of a prompt in this step, its pages reserved."""
@@ -338,20 +365,46 @@ class Loop:
         last = [n - 1] if start + n == len(ids) else []
         return Part(state, ids[start : start + n], range(n) if every else last)
 
-    def _settle_reading(self, reading: Reading, part: Part[Any], logits: npt.NDArray[np.float32]) -> None:
-        """After its share of a step: a checkpoint if one is due, log-probabilities of the prompt, the first tokens."""
+    def _hear(
+        self, reading: Reading, part: Part[Any], logits: npt.NDArray[np.float32]
+    ) -> list[tuple[Lane, list[Drawn]]]:
+        """After a prompt's share of a step: log-probabilities if asked for and, at its end, the first tokens."""
         request, length = reading.request, reading.state.length
         reading.job.left = reading.left
-        try:
-            if request.prompt_logprobs is not None:
-                self._note_prompt(request, length - len(part.ids), logits)
-            if length == len(request.ids) or (reading.stops and reading.stops[0] == length):
-                self._keep(request.ids[:length], reading.state)
-            self._publisher.post([Read(request, length)])
-            if length == len(request.ids):
-                self._start_answers(reading, logits[-1])
-        except FinbackError as error:
-            self._fail_reading(reading, error)
+        if request.prompt_logprobs is not None:
+            self._note_prompt(request, length - len(part.ids), logits)
+        self._publisher.post([Read(request, length)])
+        return self._start_answers(reading, logits[-1]) if length == len(request.ids) else []
+
+    def _keep_if_due(self, reading: Reading) -> None:
+        """A checkpoint at a mark, and at the end of the prompt."""
+        ids, state = reading.request.ids, reading.state
+        if state.length == len(ids) or (reading.stops and reading.stops[0] == state.length):
+            self._keep(ids[: state.length], state)
+        if state.length == len(ids) and reading.request.limit == 0:
+            self._publisher.post([Over(answer, "length") for answer in reading.answers])
+            self._close_reading(reading, keep=False)
+
+    def _draft_prompts(self, shares: list[tuple[Reading, Part[Any]]], said: list[tuple[Lane, list[Drawn]]]) -> None:
+        """Let the draft block follow prompts, where it will be asked: it looks back over one window."""
+        window = self._model.config.sliding_window
+        near = any(reading.state.length > len(reading.request.ids) - window for reading, _ in shares)
+        if self._draft_logits is None or not near:
+            return
+        first = {lane.request: (lane, drawn[0]) for lane, drawn in said if lane.request.sampling.n == 1}
+        parts, asked = [], []
+        for reading, part in shares:
+            end, ids = reading.state.length, reading.request.ids
+            lane, drawn = first.get(reading.request, (None, None))
+            following = [*ids[end - len(part.ids) + 1 : end + 1]]
+            if lane is not None and drawn is not None and drawn.finish is None:
+                parts.append(Part(part.state, [*following, drawn.token], (len(part.ids) - 1,)))
+                asked.append(lane)
+            else:
+                parts.append(Part(part.state, [*following, 0][: len(part.ids)]))
+        for lane, expected in zip(asked, self._expected(parts), strict=True):
+            assert lane.speculation is not None
+            lane.speculation.expect(expected)
 
     def _note_prompt(self, request: Request, start: int, logits: npt.NDArray[np.float32]) -> None:
         """Row i of `logits` tells how likely the prompt's token start + i + 1 was."""
@@ -362,25 +415,28 @@ class Loop:
                 token = request.ids[start + i + 1]
                 request.prompt_logprobs.append(self._drawer.logprob(row, token, request.sampling.prompt_logprobs))
 
-    def _start_answers(self, reading: Reading, logits: npt.NDArray[np.float32]) -> None:
+    def _start_answers(
+        self, reading: Reading, logits: npt.NDArray[np.float32]
+    ) -> list[tuple[Lane, list[Drawn]]]:
         """The prompt is read: a sequence for each answer, and its first token."""
         request = reading.request
         if request.limit == 0:
-            self._publisher.post([Over(answer, "length") for answer in reading.answers])
-            self._close_reading(reading, keep=False)
-            return
+            return []  # it was only to be read
         self._scheduler.remove(reading.job)
         del self._reading[reading.job]
         states = [reading.state]
         states += [reading.state.fork(promise) for promise in reading.promises[1:]]
-        notes: list[Note] = []
+        said: list[tuple[Lane, list[Drawn]]] = []
         for answer, state, promise in zip(reading.answers, states, reading.promises, strict=True):
             choice = Choice(request.sampling, answer.index, request.ids, self._end_ids, self._drawer.vocab)
-            lane = Lane(answer, choice, state, promise, list(request.ids))
+            speculation = None if self._speculate is None else Speculation(self._speculate, request.ids)
+            lane = Lane(answer, choice, state, promise, list(request.ids), speculation)
             self._lanes.append(lane)
-            self._draw(lane, logits if request.sampling.n == 1 else logits.copy(), notes)
+            row = logits if request.sampling.n == 1 else logits.copy()
+            said.append((lane, [choice.draw(self._drawer, row, state.length)]))
         request.first_token = time.perf_counter()
-        self._publisher.post(notes)
+        self._publisher.post([Said(lane.answer, drawn[0]) for lane, drawn in said])
+        return said
 
     def _fail_reading(self, reading: Reading, error: BaseException) -> None:
         """Its cache rows may be half written: nothing of it is kept but the checkpoints made before."""
@@ -402,43 +458,130 @@ class Loop:
     # ---- answers
 
     def _decode(self) -> None:
-        """A step over all answers: the last token of each."""
+        """A step over all answers: the last token of each, and drafts of what may follow."""
         ready: list[tuple[Lane, Part[Any]]] = []
+        room = min(len(self._logits), self._model.max_rows) - len(self._lanes)
         for lane in list(self._lanes):
             try:
                 if lane in self._lanes:  # or its request failed with an answer before it
-                    lane.state.reserve(lane.state.length + 1)
-                    ready.append((lane, Part(lane.state, (lane.pending,), (0,))))
+                    drafts = lane.drafts(room)
+                    room -= len(drafts)
+                    lane.state.reserve(lane.state.length + 1 + len(drafts))
+                    ready.append((lane, Part(lane.state, (lane.pending, *drafts), range(1 + len(drafts)))))
             except FinbackError as error:
                 self._fail_lane(lane, error)
                 ready = [(other, part) for other, part in ready if other in self._lanes]
-        if not ready:
-            return
-        logits, errors = self._run("decode", [part for _, part in ready], None)
-        notes: list[Note] = []
-        for (lane, _), row, wrong in zip(ready, logits, errors, strict=True):
+        if ready:
+            parts = [part for _, part in ready]
+            logits, errors = self._run("decode", parts, None)
+            said = self._say(ready, logits, errors)
+            self._draft(ready, said)
+            for lane, drawn in said:
+                self._settle_lane(lane, drawn)
+
+    def _say(
+        self,
+        ready: list[tuple[Lane, Part[Any]]],
+        logits: npt.NDArray[np.float32],
+        errors: list[FinbackError | None],
+    ) -> list[tuple[Lane, list[Drawn]]]:
+        """Draw what each answer says in this step: from the row of its last token, and from each further row as long as
+        the draft in it was what had been drawn."""
+        said: list[tuple[Lane, list[Drawn]]] = []
+        row = 0
+        for (lane, part), wrong in zip(ready, errors, strict=True):
+            rows = logits[row : row + len(part.ids)]
+            row += len(part.ids)
             if lane not in self._lanes:
                 continue  # another answer of its request has failed
+            drawn: list[Drawn] = []
             try:
                 if wrong is not None:
-                    raise wrong
-                self._draw(lane, row, notes)
+                    rows = self._good_rows(lane, part, rows, wrong, row - len(part.ids))
+                first = lane.state.length - len(rows) + 1  # the position that row 0 tells of
+                for i, values in enumerate(rows):
+                    drawn.append(lane.choice.draw(self._drawer, values, first + i))
+                    if drawn[-1].finish is not None or i + 1 == len(rows) or drawn[-1].token != part.ids[i + 1]:
+                        break
+                lane.rows = len(rows)
+                said.append((lane, drawn))
             except FinbackError as error:
-                self._publisher.post(notes)
-                notes = []
                 self._fail_lane(lane, error)
-        self._publisher.post(notes)
+        self._publisher.post([Said(lane.answer, token) for lane, drawn in said for token in drawn])
+        return [(lane, drawn) for lane, drawn in said if lane in self._lanes]
 
-    def _draw(self, lane: Lane, logits: npt.NDArray[np.float32], notes: list[Note]) -> None:
-        """The next token of an answer; the answer ends if this is its last. `logits` is changed in place."""
-        drawn = lane.choice.draw(self._drawer, logits, lane.state.length)
-        notes.append(Said(lane.answer, drawn))
-        self.stats.drawn += 1
-        if drawn.finish is None:
-            lane.pending = drawn.token
-            lane.tokens.append(drawn.token)
+    @staticmethod
+    def _good_rows(
+        lane: Lane, part: Part[Any], rows: npt.NDArray[np.float32], error: FinbackError, first: int
+    ) -> npt.NDArray[np.float32]:
+        """The rows before the first broken one: a draft that nobody may ever say must not end an answer."""
+        broken = [row - first for row in getattr(error, "rows", ()) if first <= row < first + len(part.ids)]
+        good = min(broken, default=0)
+        if good == 0:
+            raise error
+        lane.state.advance(good)
+        return rows[:good]
+
+    def _draft(self, ready: list[tuple[Lane, Part[Any]]], said: list[tuple[Lane, list[Drawn]]]) -> None:
+        """Ask the draft block what comes next, where answers use it: it follows every row of the step."""
+        whole = all(lane.rows == len(part.ids) for lane, part in ready)
+        open_gates = any(lane.speculation is not None and lane.speculation.gate.open for lane, _ in said)
+        if self._draft_logits is None or not open_gates or not whole or len(said) < len(ready):
+            return
+        heard = dict(said)
+        parts, asked = [], []
+        for lane, part in ready:
+            drawn = heard.get(lane)
+            if drawn is None or drawn[-1].finish is not None:
+                parts.append(Part(part.state, (*part.ids[1:], 0)))
+            else:
+                following = (*part.ids[1 : len(drawn)], drawn[-1].token, *part.ids[len(drawn) + 1 :], 0)
+                parts.append(Part(part.state, following[: len(part.ids)], (len(drawn) - 1,)))
+                asked.append(lane)
+        for lane, expected in zip(asked, self._expected(parts), strict=True):
+            assert lane.speculation is not None
+            lane.speculation.expect(expected)
+
+    def _expected(self, parts: list[Part[Any]]) -> list[int | None]:
+        """The likeliest token of each row that the draft block is asked for; None where it says nothing sound."""
+        assert self._draft_logits is not None
+        begun = time.perf_counter()
+        try:
+            rows = self._model.draft(parts, self._draft_logits)
+            self._draft_cost.add(sum(len(part.ids) for part in parts), time.perf_counter() - begun)
+        except NumericError:
+            return [None] * sum(len(part.wanted) for part in parts)
+        return [int(token) for token in rows.argmax(axis=1)]
+
+    def _settle_lane(self, lane: Lane, drawn: list[Drawn]) -> None:
+        """After a step: rows of drafts that were wrong are taken back, and the answer goes on or ends."""
+        self.stats.drawn += len(drawn)
+        lane.state.rewind(lane.state.length - lane.rows + len(drawn))
+        if lane.speculation is not None:
+            self._judge(lane, len(drawn))
+        for token in drawn:
+            if token.finish is not None:
+                self._close_lane(lane)
+                return
+            lane.tokens.append(token.token)
+            lane.pending = token.token
+        if lane.speculation is not None:
+            lane.speculation.extend([token.token for token in drawn])
+
+    def _judge(self, lane: Lane, said: int) -> None:
+        """Whether drafts paid in this step."""
+        assert lane.speculation is not None
+        gate = lane.speculation.gate
+        if lane.rows > 1:
+            cost, others = self._scheduler.costs["decode"], len(self._lanes) - 1
+            seconds = cost.seconds(others + lane.rows)
+            if self._draft_logits is not None:
+                seconds += self._draft_cost.seconds(lane.rows)
+            gate.judge(said, seconds, cost.seconds(others + 1))
+            self.stats.drafted += lane.rows - 1
+            self.stats.accepted += said - 1
         else:
-            self._close_lane(lane)
+            gate.plain()
 
     def _fail_lane(self, lane: Lane, error: BaseException) -> None:
         """One answer's error is its request's: the others of the request end with it."""

@@ -32,7 +32,7 @@ class LoopStats:
 
     def __init__(self) -> None:
         self.waiting = self.reading = self.running = 0
-        self.drawn = 0
+        self.drawn = self.drafted = self.accepted = 0
         self.steps: dict[Kind, int] = {"prefill": 0, "decode": 0}
         self.rows: dict[Kind, int] = {"prefill": 0, "decode": 0}
         self.seconds: dict[Kind, float] = {"prefill": 0.0, "decode": 0.0}
@@ -53,7 +53,8 @@ class EngineStats:
     """A view of an engine at one moment.
 
     waiting, reading, running: requests not yet admitted, prompts being read, answers being drawn. steps, rows (tokens
-    computed) and seconds by kind of step; drawn: tokens of answers; gap_seconds: time between steps that followed one
+    computed) and seconds by kind of step; drawn: tokens of answers; drafted, accepted: drafts computed, and those that
+    were right; gap_seconds: time between steps that followed one
     another. prefix: the prefix cache, None if it is off. pages, shared_pages: in use, and by more than one. memory:
     bytes by entry of the ledger, "budget" among them.
     """
@@ -65,6 +66,8 @@ class EngineStats:
     rows: dict[Kind, int]
     seconds: dict[Kind, float]
     drawn: int
+    drafted: int
+    accepted: int
     gap_seconds: float
     prefix: PrefixStats | None
     pages: int

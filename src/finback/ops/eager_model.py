@@ -118,6 +118,7 @@ class EagerModel:
 
     pool: None = None  # of pages: rows are arrays of their own
     page_span = 1
+    has_draft = False  # recorded programs only
 
     def __init__(
         self,
@@ -166,6 +167,10 @@ class EagerModel:
             return logits
         out[: len(logits)] = logits
         return out[: len(logits)]
+
+    def draft(self, parts: Sequence[Part[EagerState]], out: npt.NDArray[np.float32]) -> NoReturn:
+        """RequestError: drafts are for speed."""
+        raise RequestError("FINBACK_EAGER=1 computes no drafts; unset it")
 
     def program_listing(self) -> NoReturn:
         """RequestError: nothing was recorded."""

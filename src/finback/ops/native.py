@@ -201,25 +201,40 @@ class NativeModel:
                 part.state.advance(len(part.ids))
         return out[:count]
 
-    def draft(self, state: SequenceState, ids: Sequence[int], rows: Sequence[int]) -> npt.NDArray[np.float32]:
-        """The draft block over the rows of the run just made: logits of the tokens after next.
+    def draft(
+        self, parts: Sequence[Part[SequenceState]], out: npt.NDArray[np.float32] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """The draft block over the rows of the run just made: logits f32 [R, V] of the tokens after next.
 
-        Row i combines the final streams of row i of that run with the token ids[i] that follows it, so
-        `ids` has as many tokens as the run had. RequestError if the model has no draft block.
+        Args:
+            parts: of that run, all of them in its order, with as many tokens each. Row i combines the final
+                streams of row i of the run with the token ids[i] that follows it. The sequences stand where
+                the run left them.
+
+        RequestError if the model has no draft block, or too many rows are wanted; else as `run`, but that
+        no sequence advances.
         """
         self._check_usable()
-        if "mtp" not in self._programs:
+        if not self.has_draft:
             raise RequestError(
                 "this model has no draft block (num_nextn_predict_layers is 0); decode without drafts"
             )
-        if len(rows) > self._limits.max_logit_rows:
+        count = sum(len(part.wanted) for part in parts)
+        if count > self._limits.max_logit_rows:
             raise RequestError(
-                f"{len(rows)} rows of draft logits exceed the limit of {self._limits.max_logit_rows}"
+                f"{count} rows of draft logits exceed the limit of {self._limits.max_logit_rows}"
             )
-        logits = np.empty((len(rows), self.config.vocab_size), np.float32)
+        if out is None:
+            out = np.empty((count, self.config.vocab_size), np.float32)
+        pieces = [(part.state, part.state.length - len(part.ids), part.ids) for part in parts]
         with self._lock:
-            self._step(("mtp",), [(state, state.length - len(ids), ids)], rows, logits)
-        return logits
+            self._step(("mtp",), pieces, wanted_rows(parts), out)
+        return out[:count]
+
+    @property
+    def has_draft(self) -> bool:
+        """Whether the model has a draft block."""
+        return "mtp" in self._programs
 
     def _step(
         self,
