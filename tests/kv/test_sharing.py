@@ -3,6 +3,7 @@ references and the ledger add up after every move, promises are kept whatever ot
 
 from __future__ import annotations
 
+import gc
 import random
 
 import numpy as np
@@ -145,6 +146,7 @@ def turn(play: Play, dice: random.Random) -> None:
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 2**32))
 def test_random_play(room: int, seed: int) -> None:
+    gc.collect()  # what other tests left
     before = native.buffer_bytes()
     play, dice = Play(room * PAGE + max(2, room // 4) * FRONTIER), random.Random(seed)
     for _ in range(80):
