@@ -22,6 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from finback import native
+from finback.engine.choice import Thinking
+from finback.engine.grammar import Constraint, Grammars, wanted
 from finback.engine.loop import Loop
 from finback.engine.request import Request
 from finback.engine.result import Completion, Event, Usage
@@ -34,6 +36,7 @@ from finback.engine.stats import EngineStats, LoopStats
 from finback.errors import EngineStateError, MemoryBudgetError, ModelFileError, RequestError, shown, shown_size
 from finback.kv.prefix import PrefixCache
 from finback.ops.step import Part
+from finback.text.render import END_THINK, THINK
 
 if TYPE_CHECKING:
     from finback.config import ModelConfig
@@ -103,6 +106,10 @@ class Engine:
             self._prefix = PrefixCache(
                 model.pool, clock=time.monotonic, seconds_per_token=partial(_seconds_per_token, self._scheduler)
             )
+        self._grammars = Grammars(
+            lambda: self.tokenizer, self.config.vocab_size, frozenset(self.config.eos_token_ids), ledger
+        )
+        self._think = _thinking_tokens(tokenizer)
         self._loop: Loop | None = None  # started by the first request
 
     # ---- what was loaded
@@ -222,6 +229,8 @@ class Engine:
             raise RequestError(
                 f"priority is {shown(priority)}; it must be a whole number from {-LOWEST_PRIORITY} to {LOWEST_PRIORITY}"
             )
+        if effort is None and sampling is not None:
+            effort = sampling.effort
         encoded = self._encode(prompt, thinking, effort, tools)
         self._check_prompt(encoded.ids)
         return self._submit(encoded, resolved, priority, self.context - len(encoded.ids))
@@ -230,6 +239,8 @@ class Engine:
         """Hand a request to the loop. `room`: tokens an answer may have at most, whatever was asked."""
         limit = room if p.max_tokens is None else min(p.max_tokens, room)
         limit = self._within_memory(len(encoded.ids), limit, p)
+        thinking = [self._thinking(encoded.ids, p) for _ in range(p.n)]
+        constraints = self._constraints(p, None if thinking[0] is None else thinking[0].end)
         loop = self._running_loop()
         if p.stops and isinstance(self._tokenizer, ModelFileError):
             _ = self.tokenizer  # raises what is wrong with it
@@ -240,9 +251,26 @@ class Engine:
             limit=limit,
             priority=priority,
             on_cancel=loop.wake,
+            thinking=thinking,
+            constraints=constraints,
         )
         loop.submit(request)
         return request
+
+    def _thinking(self, ids: Sequence[int], p: Resolved) -> Thinking | None:
+        """Whether the prompt ends with thinking opened, and what may come of it."""
+        if self._think is None or ids[-1] != self._think[0]:
+            return None
+        return Thinking(self._think[1], p.thinking_budget)
+
+    def _constraints(self, p: Resolved, start_after: int | None) -> list[Constraint | None]:
+        """Where each answer begins in the grammar it has to follow. RequestError if that is not possible."""
+        what = wanted(p)
+        if what is None:
+            return [None] * p.n
+        if not self.config.eos_token_ids:
+            raise RequestError(f"{what.field} needs a model with an end-of-text token; {self.path.name} names none")
+        return [self._grammars.constraint(what, start_after) for _ in range(p.n)]
 
     def _within_memory(self, prompt: int, limit: int, p: Resolved) -> int:
         """The limit of an answer that the memory budget can hold. MemoryBudgetError if the one asked for does not fit
@@ -481,6 +509,7 @@ class Engine:
             session.close()
         if self._prefix is not None:
             self._prefix.clear()
+        self._grammars.close()
         self._model.close()
 
     def __enter__(self) -> Self:
@@ -503,6 +532,16 @@ def _answer_events(request: Request, on_prefill: OnPrefill | None) -> Iterator[E
                 yield event
             elif on_prefill is not None:
                 on_prefill(*event.progress)
+
+
+def _thinking_tokens(tokenizer: Tokenizer | ModelFileError | None) -> tuple[int, int] | None:
+    """The tokens that open and close thinking, None where there are none."""
+    if tokenizer is None or isinstance(tokenizer, ModelFileError):
+        return None
+    try:
+        return tokenizer.control_id(THINK), tokenizer.control_id(END_THINK)
+    except RequestError:
+        return None
 
 
 def _seconds_per_token(scheduler: Scheduler) -> float:

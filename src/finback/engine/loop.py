@@ -94,12 +94,15 @@ class Lane:
     speculation: Speculation | None = None
     pending: int = 0
     rows: int = 1  # of the last step
+    sure: bool = False  # its drafts were tokens that the grammar leaves no choice about
 
     def drafts(self, room: int) -> list[int]:
         """What it may say after the pending token: no more than it may say at all, and can be taken back."""
-        if self.speculation is None:
-            return []
         left = self.request.limit - self.choice.count - 1
+        forced = list(self.choice.forced[: max(0, min(room, left))])
+        self.sure = bool(forced)
+        if self.sure or self.speculation is None:
+            return forced
         return self.speculation.propose(min(MAX_DRAFT, room, left))
 
     @property
@@ -428,7 +431,15 @@ class Loop:
         states += [reading.state.fork(promise) for promise in reading.promises[1:]]
         said: list[tuple[Lane, list[Drawn]]] = []
         for answer, state, promise in zip(reading.answers, states, reading.promises, strict=True):
-            choice = Choice(request.sampling, answer.index, request.ids, self._end_ids, self._drawer.vocab)
+            choice = Choice(
+                request.sampling,
+                answer.index,
+                request.ids,
+                self._end_ids,
+                self._drawer.vocab,
+                thinking=request.thinking[answer.index],
+                constraint=request.constraints[answer.index],
+            )
             speculation = None if self._speculate is None else Speculation(self._speculate, request.ids)
             lane = Lane(answer, choice, state, promise, list(request.ids), speculation)
             self._lanes.append(lane)
@@ -572,6 +583,8 @@ class Loop:
         """Whether drafts paid in this step."""
         assert lane.speculation is not None
         gate = lane.speculation.gate
+        if lane.sure:
+            return
         if lane.rows > 1:
             cost, others = self._scheduler.costs["decode"], len(self._lanes) - 1
             seconds = cost.seconds(others + lane.rows)

@@ -18,6 +18,13 @@ MASKED = -GREATEST
 """The logit of a token that may not be drawn: the least finite number, so that a row stays one."""
 
 
+def force(logits: npt.NDArray[np.float32], token: int) -> None:
+    """Leave one token of a row f32 [V], however unlikely it was."""
+    kept = max(logits[token], np.float32(0.0))
+    logits[:] = MASKED
+    logits[token] = kept
+
+
 class Adjustments:
     """Biases and penalties of one answer. Counts the tokens of its prompt and of itself."""
 

@@ -16,6 +16,8 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from finback.engine.choice import Thinking
+from finback.engine.grammar import Constraint
 from finback.engine.result import Completion, Event, FinishReason, Timings, TokenLogprob, Usage
 from finback.engine.sampling import Resolved
 
@@ -78,11 +80,14 @@ class Request:
         limit: int,
         priority: int,
         on_cancel: Callable[[], None],
+        thinking: Sequence[Thinking | None],
+        constraints: Sequence[Constraint | None],
     ) -> None:
         """ids: the prompt. marks: counts of its tokens at which the state is worth keeping. limit: most tokens of each
-        answer; 0 only reads the prompt."""
+        answer; 0 only reads the prompt. thinking, constraints: of each answer, if there are any."""
         self.ids, self.marks, self.sampling = ids, marks, sampling
         self.limit, self.priority = limit, priority
+        self.thinking, self.constraints = thinking, constraints
         self.submitted = time.perf_counter()
         self.mailbox = Mailbox()
         self._on_cancel, self._cancelled = on_cancel, False
@@ -112,6 +117,13 @@ class Request:
         if not self._cancelled:
             self._cancelled = True
             self._on_cancel()
+
+    def stop_thinking(self) -> None:
+        """Have the model answer now: thinking is closed with the next token. From any thread; nothing happens where it
+        does not think."""
+        for thinking in self.thinking:
+            if thinking is not None:
+                thinking.close = True
 
     def __iter__(self) -> Iterator[Event]:
         try:

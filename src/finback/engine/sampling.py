@@ -10,6 +10,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from finback.config import GenerationDefaults
 from finback.errors import RequestError, shown
@@ -22,6 +23,7 @@ MAX_BIASES = 4096
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 LARGEST_ID = 2**31 - 1
+FORMS = ("json_schema", "json_object", "regex", "grammar")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,12 @@ class Sampling:
     Ending. max_tokens: None is until the context is full. min_tokens: nothing but max_tokens ends the answer before.
     stop: strings that end the answer, not part of it. stop_token_ids: the same by id. ignore_eos: go on past the
     end-of-text token. max_repeats: end when the answer's end is one piece so many times in a row; None is off.
+
+    Thinking. thinking_budget: most tokens of thinking, which is then closed. effort: how long to think, in the words of
+    the model's prompt format (low, high, max), or a number where it has one.
+
+    Form, at most one of them, from the end of thinking on. json_schema: a JSON schema. json_object: any JSON object.
+    regex, grammar: a regular expression, a grammar in Lark's notation, that the whole answer matches.
 
     Reporting. logprobs: with each token of the answer its log-probability and that many of the likeliest; None is off.
     prompt_logprobs: the same for the tokens of the prompt.
@@ -60,6 +68,12 @@ class Sampling:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     max_repeats: int | None = None
+    thinking_budget: int | None = None
+    effort: str | int | None = None
+    json_schema: Mapping[str, Any] | str | bool | None = None
+    json_object: bool = False
+    regex: str | None = None
+    grammar: str | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
@@ -92,6 +106,18 @@ class Sampling:
         if not isinstance(self.ignore_eos, bool):
             raise RequestError(f"ignore_eos is {shown(self.ignore_eos)}; it must be True or False")
         _whole("max_repeats", self.max_repeats, 2, LARGEST_ID)
+        _whole("thinking_budget", self.thinking_budget, 0, LARGEST_ID)
+        if not isinstance(self.json_object, bool):
+            raise RequestError(f"json_object is {shown(self.json_object)}; it must be True or False")
+        for name in ("regex", "grammar"):
+            value = getattr(self, name)
+            if value is not None and (not isinstance(value, str) or not value):
+                raise RequestError(f"{name} is {shown(value)}; give a string that is not empty")
+        forms = [name for name in FORMS if getattr(self, name) not in (None, False)]
+        if self.json_schema is False:
+            forms.append("json_schema")
+        if len(forms) > 1:
+            raise RequestError(f"{' and '.join(forms)} are given; an answer has one form, leave out all but one")
         _whole("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         _whole("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
 
@@ -157,6 +183,11 @@ class Resolved:
     stop_token_ids: frozenset[int]
     ignore_eos: bool
     max_repeats: int | None
+    thinking_budget: int | None
+    json_schema: Mapping[str, Any] | str | bool | None
+    json_object: bool
+    regex: str | None
+    grammar: str | None
     logprobs: int | None
     prompt_logprobs: int | None
 
@@ -188,6 +219,11 @@ def resolve(sampling: Sampling, defaults: GenerationDefaults) -> Resolved:
         stop_token_ids=frozenset(sampling.stop_token_ids),
         ignore_eos=sampling.ignore_eos,
         max_repeats=sampling.max_repeats,
+        thinking_budget=sampling.thinking_budget,
+        json_schema=sampling.json_schema,
+        json_object=sampling.json_object,
+        regex=sampling.regex,
+        grammar=sampling.grammar,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
     )
