@@ -35,6 +35,9 @@ MAX_SOURCE = 256 << 10
 MAX_DEPTH = 64
 """Levels of a schema inside each other."""
 
+MAX_MULTIPLE = 10_000
+"""Of multipleOf: a number is divided digit by digit, with a state for each remainder."""
+
 KEPT_GRAMMARS = 64
 
 GRAMMAR_BYTES = 1 << 20
@@ -92,8 +95,7 @@ def _schema_text(schema: Any) -> str:
     schema = {} if schema is True else schema
     if not isinstance(schema, dict):
         raise RequestError(f"json_schema is {shown(schema)}; give an object")
-    if _depth(schema) > MAX_DEPTH:
-        raise RequestError(f"json_schema is nested more than {MAX_DEPTH} levels deep; flatten it, or use $ref")
+    _check_tree(schema)
     try:
         source = json.dumps(schema)
     except (TypeError, ValueError) as error:
@@ -107,15 +109,19 @@ def _limited(field: str, source: str) -> str:
     return source
 
 
-def _depth(value: Any) -> int:
-    """Levels of lists and objects, counted up to one more than the limit."""
-    deepest, stack = 0, [(value, 1)]
-    while stack and deepest <= MAX_DEPTH:
+def _check_tree(schema: Any) -> None:
+    """RequestError for a schema that is too deep, or whose numbers make too large an automaton."""
+    stack = [(schema, 1)]
+    while stack:
         here, depth = stack.pop()
+        if depth > MAX_DEPTH:
+            raise RequestError(f"json_schema is nested more than {MAX_DEPTH} levels deep; flatten it, or use $ref")
+        if isinstance(here, dict):
+            step = here.get("multipleOf")
+            if isinstance(step, int) and step > MAX_MULTIPLE:
+                raise RequestError(f"multipleOf is {shown(step)}; it may be at most {MAX_MULTIPLE}")
         inner = here.values() if isinstance(here, dict) else here if isinstance(here, list | tuple) else ()
-        deepest = max(deepest, depth)
         stack += [(item, depth + 1) for item in inner]
-    return deepest
 
 
 class Grammars:
