@@ -63,7 +63,10 @@ def named(document: str) -> list[str]:
     return sorted(set(re.findall(r"`(finback(?:\.\w+)+)`", (ROOT / "docs" / document).read_text(encoding="utf-8"))))
 
 
-@pytest.mark.parametrize("name", sorted({n for page in ("request.md", "kv.md", "speculation.md", "structured.md") for n in named(page)}))
+PAGES = ("request.md", "kv.md", "speculation.md", "structured.md")
+
+
+@pytest.mark.parametrize("name", sorted({name for page in PAGES for name in named(page)}))
 def test_functions_that_documents_name_exist(name: str) -> None:
     parts = name.split(".")
     for split in range(len(parts), 0, -1):
