@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import gc
 import random
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -90,6 +91,22 @@ class Play:
             self.promises[sequence] = (promise, length)
         return sequence
 
+    def write_promised(self, sequence: SequenceState, n: int) -> None:
+        try:
+            self.write(sequence, n)
+        except MemoryBudgetError as error:
+            raise AssertionError("a promise was broken") from error
+
+    def or_else_drop(self, sequence: SequenceState, act: Callable[[], None]) -> None:
+        """Go back. Who is told that his promise cannot be made whole again gives up."""
+        try:
+            act()
+        except MemoryBudgetError:
+            assert sequence in self.promises, "going back takes nothing"
+            self.check()
+            self.drop(sequence)
+            raise
+
     def drop(self, sequence: SequenceState) -> None:
         del self.sequences[sequence]
         sequence.close()
@@ -98,48 +115,69 @@ class Play:
 
 
 def turn(play: Play, dice: random.Random) -> None:
-    """One random move. Moves without a promise may be refused, those with one may not."""
+    """One random move. Pages below a promise's limit may not be refused, whatever happened before."""
     sequence = dice.choice(list(play.sequences)) if play.sequences else None
     checkpoint = dice.choice(list(play.checkpoints)) if play.checkpoints else None
-    move = dice.randrange(10)
+    move = dice.randrange(12)
     if move == 0 or sequence is None:
         play.new(dice.choice([None, 40, 3 * SPAN, 5 * SPAN + 7]))
     elif move in (1, 2, 3):
         n = dice.choice([1, 3, 17, SPAN, 2 * SPAN - 1])
         if sequence in play.promises:
             n = min(n, play.promises[sequence][1] - sequence.length)
-            if n > 0:
-                try:
-                    play.write(sequence, n)
-                except MemoryBudgetError as error:
-                    raise AssertionError("a promise was broken") from error
-        else:
-            play.write(sequence, n)
+        play.write_promised(sequence, n) if sequence in play.promises else play.write(sequence, n)
     elif move == 4 and sequence.length:
         copy = sequence.checkpoint()
         play.checkpoints[copy] = list(play.sequences[sequence])
-    elif move == 5 and checkpoint is not None and sequence not in play.promises:
+    elif move == 5 and checkpoint is not None:
         length = dice.randint(max(0, checkpoint.reach), checkpoint.length)
-        sequence.restore(checkpoint, length)
-        play.sequences[sequence] = play.checkpoints[checkpoint][:length]
-    elif move == 6:
-        length = dice.randint(max(0, sequence.length - MAX_DRAFT), sequence.length)
-        if sequence not in play.promises and sequence.can_rewind(length):
-            sequence.rewind(length)
+        if sequence not in play.promises or length <= play.promises[sequence][1]:
+            play.sequences[sequence] = play.checkpoints[checkpoint][:length]
+            play.or_else_drop(sequence, lambda: sequence.restore(checkpoint, length))
+    elif move in (6, 7):
+        length = dice.choice([0, *range(max(0, sequence.length - MAX_DRAFT), sequence.length + 1)])
+        if sequence.can_rewind(length):
             del play.sequences[sequence][length:]
-    elif move == 7:
-        other = sequence.fork()
+            play.or_else_drop(sequence, lambda: sequence.rewind(length))
+    elif move == 8:
+        limit = dice.choice([None, sequence.length + 3, sequence.length + 2 * SPAN])
+        promise = None if limit is None else play.pool.promise(limit - sequence.length // SPAN * SPAN)
+        try:
+            other = sequence.fork(promise)
+        except MemoryBudgetError:
+            if promise is not None:
+                promise.release()
+            raise
         play.sequences[other] = list(play.sequences[sequence])
-    elif move == 8 and sequence.length:
+        if promise is not None and limit is not None:
+            play.promises[other] = (promise, limit)
+    elif move == 9 and sequence.length:
         tokens = play.sequences.pop(sequence)
         play.checkpoints[sequence.into_checkpoint()] = tokens
         if sequence in play.promises:
             play.promises.pop(sequence)[0].release()
-    elif move == 9 and dice.random() < 0.5:
+    elif move == 10 and dice.random() < 0.5:
         play.drop(sequence)
     elif checkpoint is not None:
         del play.checkpoints[checkpoint]
         checkpoint.release()
+
+
+def keep_all_promises(play: Play) -> None:
+    """Somebody takes all there is; then every promised sequence grows to its limit."""
+    greedy = None
+    try:
+        greedy = play.new()
+        while True:
+            play.write(greedy, SPAN)
+    except MemoryBudgetError:
+        pass
+    play.check()
+    for sequence, (_, limit) in list(play.promises.items()):
+        play.write_promised(sequence, limit - sequence.length)
+        play.check()
+    if greedy is not None:
+        play.drop(greedy)
 
 
 @pytest.mark.parametrize("room", [9, 25, 400])
@@ -155,6 +193,8 @@ def test_random_play(room: int, seed: int) -> None:
         except MemoryBudgetError:
             assert room < 400, "there was room"
         play.check()
+    if room < 400:
+        keep_all_promises(play)
     for sequence in list(play.sequences):
         play.drop(sequence)
     for checkpoint in play.checkpoints:
@@ -232,6 +272,32 @@ def test_what_a_prefix_brings_along_is_not_set_aside_twice() -> None:
     assert promise.pages == 2, "the page in use may have to be copied, and one more"
     second.close()
     promise.release()
+    play.check()
+
+
+def test_a_page_that_is_nobody_elses_any_more_is_written_without_a_copy() -> None:
+    play = Play(1 << 30)
+    first = play.new()
+    play.write(first, 40)
+    gone = first.checkpoint()
+    (page,) = first.pages
+    gone.release()
+    first.rewind(38)
+    del play.sequences[first][38:]
+    play.checkpoints[first.checkpoint()] = list(play.sequences[first])
+    play.write(first, 5)
+    assert first.pages == [page]
+    play.check()
+
+
+def test_rows_made_up_for_timing_leave_those_of_others_alone() -> None:
+    play = Play(1 << 30)
+    first = play.new()
+    play.write(first, 3 * SPAN)
+    play.checkpoints[first.checkpoint()] = list(play.sequences.pop(first))
+    first.fill(2 * SPAN, "scalar", 1)
+    assert first.length == 2 * SPAN
+    first.close()
     play.check()
 
 

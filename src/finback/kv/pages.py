@@ -11,11 +11,13 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from finback import native
 from finback.errors import EngineStateError, MemoryBudgetError
 from finback.kv.layout import Layout
+
+T = TypeVar("T")
 
 SLAB_BYTES = 8 << 20
 """Pages are allocated in slabs. Each new one doubles what the pool holds, up to about this size: large
@@ -31,6 +33,10 @@ class Account(Protocol):
 
     def release(self, name: str, size: int) -> None:
         """Take the promise back."""
+
+    def move(self, source: str, target: str, size: int) -> None:
+        """Make `size` bytes of the entry `source` ones of `target`, in one piece: nobody else can have them in
+        between."""
 
 
 @dataclass(eq=False, slots=True)
@@ -74,20 +80,20 @@ class Promise:
 
     def __init__(self, pool: PagePool, pages: int, frontier: int) -> None:
         self._pool, self.pages, self.frontier = pool, pages, frontier
+        self._released = False
 
-    def keep(self, pages: int) -> None:
-        """Give back what is more than `pages` pages."""
+    def cover(self, pages: int) -> None:
+        """Hold `pages` pages at least, and one more at most, for the next page that has to be copied.
+        MemoryBudgetError, with nothing changed, if they cannot be had. Nothing to do after release()."""
         with self._pool.lock:
-            self._pool._owed -= max(0, self.pages - pages)
-            self.pages = min(self.pages, pages)
-            self._pool._trim()
+            if not self._released:
+                self._pool._owe(self, min(max(self.pages, pages), pages + 1), self.frontier)
 
     def release(self) -> None:
         """Give all of it back. Releasing twice is fine."""
         with self._pool.lock:
-            self._pool._owed_frontiers -= self.frontier
-            self.frontier = 0
-            self.keep(0)
+            self._pool._owe(self, 0, 0)
+            self._released = True
 
 
 class PagePool:
@@ -101,6 +107,7 @@ class PagePool:
         """Called when the account refuses, with bytes that are missing; frees what it can spare (the prefix
         cache), and returns how much that was."""
         self.page_stride = -(-layout.page_bytes // 64) * 64
+        self._page_size = native.buffer_size(self.page_stride)  # bytes of a page that is a slab of its own
         self._slab_pages = max(1, SLAB_BYTES // self.page_stride) if self.page_stride else 0
         self.holders: set[Holder] = set()
         """Sequences and checkpoints that are open."""
@@ -125,58 +132,70 @@ class PagePool:
 
     def take(self, n: int, promise: Promise | None = None) -> list[Page]:
         """`n` pages, their content undefined, out of the promise as far as it goes. MemoryBudgetError, with
-        nothing changed, if they do not fit."""
+        nothing changed, if they do not fit; what is promised always does."""
         with self.lock:
             drawn = 0 if promise is None else min(n, promise.pages)
-            have = min(n, self._free)
-            self._owed -= drawn
-            self._free -= have  # set aside: they stand for nobody's promise any more
             try:
-                self._settle_reclaiming()
-                while have < n:
-                    self._grow(n - have)
-                    more = min(n - have, self._free)
-                    self._free -= more
-                    have += more
-                    self._settle_reclaiming()
+                self._granted(lambda: self._provide(n - drawn, drawn))
             except BaseException:
-                self._owed += drawn
-                self._free += have
-                self._settle()
+                self._trim()
                 raise
             if promise is not None:
                 promise.pages -= drawn
+            self._owed -= drawn
+            self._free -= n
             self._used += n
-            return [self._pop() for _ in range(n)]
+            self._settle()
+            taken: list[Page] = []
+            for slab in self._slabs:
+                while slab.free and len(taken) < n:
+                    taken.append(Page(slab, slab.free.pop()))
+            return taken
 
-    def _pop(self) -> Page:
-        slab = next(slab for slab in self._slabs if slab.free)
-        return Page(slab, slab.free.pop())
-
-    def _grow(self, missing: int) -> None:
-        """At least `missing` more free pages, and as many as the pool has, or just `missing` if only they
-        fit the budget; or some that reclaim freed instead."""
-        wanted = max(missing, min(self._slab_pages, self._used + self._free))
-        for count in (wanted, missing):
-            size = native.buffer_size(count * self.page_stride)
+    def _granted(self, attempt: Callable[[], T]) -> T:
+        """What `attempt` gives. While the account refuses it, `reclaim` frees what is missing, and it is tried again
+        from the beginning: pages that were freed may be enough. The only place where that is done."""
+        while True:
             try:
-                self.account.reserve("pages", size)
-                break
-            except MemoryBudgetError:
-                if count == missing and not self._reclaimed(size):
+                return attempt()
+            except MemoryBudgetError as refusal:
+                missing = refusal.needed - refusal.budget  # 0: the system refuses, whatever the budget says
+                if missing <= 0 or self.reclaim is None or not self.reclaim(missing):
                     raise
-        else:
-            return  # the caller looks again at what is free now
+
+    def _provide(self, own: int, drawn: int) -> None:
+        """Free pages for `own` pages that nobody promised and `drawn` promised ones."""
+        lacking = own - max(0, self._free - self._owed)  # promises stand on the other free pages
+        if lacking > 0:
+            self._grow(lacking, 0)
+        lacking = own + drawn - self._free
+        if lacking > 0:  # then these are bytes in the entry "promised"
+            self._grow(lacking, self._owed + own - self._free)
+
+    def _grow(self, missing: int, promised: int) -> None:
+        """At least `missing` more free pages, and as many as the pool has, or just `missing` if only they fit the
+        budget. promised: pages for which there are bytes in the entry "promised"."""
+        wanted = max(missing, min(self._slab_pages, self._used + self._free))
+        try:
+            self._add_slab(wanted, promised)
+        except MemoryBudgetError:
+            if wanted == missing:
+                raise
+            self._add_slab(missing, promised)
+
+    def _add_slab(self, count: int, promised: int) -> None:
+        size = native.buffer_size(count * self.page_stride)
+        moved = min(size, min(count, promised) * self._page_size)
+        self.account.reserve("pages", size - moved)
         try:
             buffer = native.allocate(size, "pages")
         except BaseException:
-            self.account.release("pages", size)
+            self.account.release("pages", size - moved)
             raise
+        self.account.move("promised", "pages", moved)
+        self._promised -= moved
         self._slabs.append(Slab(buffer, count, list(range(count - 1, -1, -1))))
         self._free += count
-
-    def _reclaimed(self, size: int) -> bool:
-        return self.reclaim is not None and self.reclaim(size) > 0
 
     def share(self, pages: Iterable[Page]) -> None:
         """One more holder for each."""
@@ -222,48 +241,46 @@ class PagePool:
 
     def promised_bytes(self, length: int) -> int:
         """What a promise for a sequence of `length` tokens takes from the budget at most."""
-        return self._frontier_size() + (self.layout.pages_for(length) + 1) * native.buffer_size(self.page_stride)
+        return self._frontier_size() + (self.layout.pages_for(length) + 1) * self._page_size
 
     def promise(self, length: int) -> Promise:
         """Set aside what a sequence of `length` tokens can need: a frontier, its pages, and one to copy a shared
         page into. MemoryBudgetError, with nothing changed, if it does not fit."""
-        pages = self.layout.pages_for(length) + 1 if self.page_stride else 0
         with self.lock:
-            self._owed += pages
-            self._owed_frontiers += self._frontier_size()
-            try:
-                self._settle_reclaiming()
-            except MemoryBudgetError:
-                self._owed -= pages
-                self._owed_frontiers -= self._frontier_size()
-                self._settle()
-                raise
-            return Promise(self, pages, self._frontier_size())
+            promise = Promise(self, 0, 0)
+            self._owe(promise, self.layout.pages_for(length) + 1 if self.page_stride else 0, self._frontier_size())
+            return promise
+
+    def _owe(self, promise: Promise, pages: int, frontier: int) -> None:
+        """Make a promise one of so many pages and bytes of frontier."""
+        more_pages, more_bytes = pages - promise.pages, frontier - promise.frontier
+
+        def attempt() -> None:
+            missing = self._entry(self._owed + more_pages, self._owed_frontiers + more_bytes) - self._promised
+            if missing > 0:
+                self.account.reserve("promised", missing)
+                self._promised += missing
+
+        self._granted(attempt)
+        promise.pages, promise.frontier = pages, frontier
+        self._owed += more_pages
+        self._owed_frontiers += more_bytes
+        self._trim()
 
     def _frontier_size(self) -> int:
         return native.buffer_size(self.layout.frontier_bytes)
 
-    def _promise_target(self) -> int:
-        return max(0, self._owed - self._free) * native.buffer_size(self.page_stride) + self._owed_frontiers
+    def _entry(self, pages: int, frontiers: int) -> int:
+        """Bytes of the entry "promised" when so much is owed: free pages stand for the first of the pages."""
+        return max(0, pages - self._free) * self._page_size + frontiers
 
     def _settle(self) -> None:
-        """Bring the entry "promised" to what is owed beyond the free pages."""
-        target = self._promise_target()
-        if target > self._promised:
-            self.account.reserve("promised", target - self._promised)
-        elif target < self._promised:
-            self.account.release("promised", self._promised - target)
-        self._promised = target
-
-    def _settle_reclaiming(self) -> None:
-        """The same, freeing what can be spared if it does not fit."""
-        while True:
-            try:
-                self._settle()
-                return
-            except MemoryBudgetError:
-                if not self._reclaimed(self._promise_target() - self._promised):
-                    raise
+        """Give back what of the entry "promised" is more than what is owed. It is never less: who owes more reserves
+        it first."""
+        surplus = self._promised - self._entry(self._owed, self._owed_frontiers)
+        if surplus > 0:
+            self.account.release("promised", surplus)
+            self._promised -= surplus
 
     # ---- frontiers and their copies
 
@@ -271,29 +288,19 @@ class PagePool:
         """A frontier, charged to the entry `name`, out of the promise if that still has one."""
         size = self._frontier_size()
         with self.lock:
-            drawn = 0 if promise is None else promise.frontier
-            self._owed_frontiers -= drawn
-            self._settle()
-            try:
-                while True:
-                    try:
-                        self.account.reserve(name, size)
-                        break
-                    except MemoryBudgetError:
-                        if not self._reclaimed(size):
-                            raise
-                try:
-                    buffer = native.allocate(size, name)
-                except BaseException:
-                    self.account.release(name, size)
-                    raise
-            except BaseException:
-                self._owed_frontiers += drawn
-                self._settle()
-                raise
-            if promise is not None:
+            if promise is not None and promise.frontier:
+                buffer = native.allocate(size, name)
+                self.account.move("promised", name, size)
+                self._promised -= size
+                self._owed_frontiers -= size
                 promise.frontier = 0
-            return buffer
+                return buffer
+            self._granted(lambda: self.account.reserve(name, size))
+            try:
+                return native.allocate(size, name)
+            except BaseException:
+                self.account.release(name, size)
+                raise
 
     # ---- integrity
 
@@ -311,17 +318,20 @@ class PagePool:
             for page, count in found.items():
                 if page.refs != count:
                     _fault(f"page {page.number} counts {page.refs} holders and has {count}")
-            used: Counter[Slab] = Counter(page.slab for page in found)
-            for slab in self._slabs:
-                taken = {page.number for page in found if page.slab is slab}
-                if sorted([*slab.free, *taken]) != list(range(slab.pages)) or used[slab] != len(taken):
-                    _fault(f"{slab.pages - len(slab.free)} pages of a slab are in use and {len(taken)} are held")
+            taken: dict[Slab, list[int]] = {slab: [] for slab in self._slabs}
+            for page in found:
+                if page.slab not in taken:
+                    _fault(f"page {page.number} is held and its slab was given back")
+                taken[page.slab].append(page.number)
+            for slab, numbers in taken.items():
+                if sorted([*slab.free, *numbers]) != list(range(slab.pages)):
+                    _fault(f"{slab.pages - len(slab.free)} pages of a slab are in use and {len(numbers)} are held")
             if (self._used, self._shared) != (len(found), sum(count > 1 for count in found.values())):
                 _fault(f"{self._used} pages are in use, {self._shared} shared, and {len(found)} are held")
             if self._free != sum(len(slab.free) for slab in self._slabs):
                 _fault(f"{self._free} pages are said to be free")
             charged["pages"] = sum(slab.buffer.size for slab in self._slabs)
-            charged["promised"] = self._promised
+            charged["promised"] = self._entry(self._owed, self._owed_frontiers)
             entries = held()
             for name in ("pages", "promised", "frontiers", "checkpoints"):
                 if entries.get(name, 0) != charged[name]:

@@ -56,6 +56,7 @@ class SequenceState:
         """An empty one, its memory out of the promise if there is one. MemoryBudgetError if its frontier does not
         fit."""
         self._pool, self._layout, self._promise = pool, pool.layout, promise
+        self._limit = 0 if promise is None else promise.pages - 1  # pages that the promise is for
         self.pages: list[Page] = []
         with pool.lock:
             self._frontier: native.Buffer | None = pool.frontier("frontiers", promise)
@@ -127,7 +128,8 @@ class SequenceState:
 
     def fill(self, length: int, isa: str, seed: int) -> None:
         """Become a sequence of `length` tokens that nobody computed, with random rows of the right kind in all
-        places: for timing long contexts. MemoryBudgetError, with nothing changed, if they do not fit."""
+        places: for timing long contexts. MemoryBudgetError, with all tokens forgotten, if they do not fit."""
+        self.clear()
         self.reserve(length)
         self._handle.fill(isa, length, seed)
         self.length, self._reach = length, max(0, length - self._layout.max_draft)
@@ -141,28 +143,35 @@ class SequenceState:
 
     def rewind(self, length: int) -> None:
         """Forget the tokens after the first `length`. RequestError, saying what is possible, if the rings
-        are too short."""
+        are too short. Going to 0 is clear()."""
         self._check_open()
         if not self.can_rewind(length):
             raise RequestError(
                 f"a sequence of {self.length} tokens cannot be taken back to {length} by its rings; "
                 f"possible are {min(self._reach, self.length)} to {self.length}, 0, or a checkpoint"
             )
-        self.length = length
         if length == 0:
-            self._reach = 0
+            self.clear()
+        self.length = length
 
     def clear(self) -> None:
-        """Forget all tokens. Pages stay, for the tokens that come next."""
-        self.rewind(0)
+        """Forget all tokens. Its own pages stay, for the tokens that come next; those that others hold too are given
+        back. MemoryBudgetError, after that, if the promise cannot set aside others for them."""
+        self._check_open()
+        self.length = self._reach = 0
+        with self._pool.lock:
+            own = next((i for i, page in enumerate(self.pages) if page.refs > 1), len(self.pages))
+            self._keep_pages(own)
+            self._cover(0)
 
     # ---- sharing
 
     def checkpoint(self) -> Checkpoint:
-        """A copy of the frontier at the present length, with the pages below it; MemoryBudgetError if it does not
-        fit."""
+        """A copy of the frontier at the present length, with the pages below it; MemoryBudgetError, with nothing
+        changed, if it does not fit."""
         frontier = self._check_open()
         with self._pool.lock:
+            self._cover(self.length)
             copy = self._pool.frontier("checkpoints")
             copy.view()[:] = frontier.view()
             pages = self._seal()
@@ -174,17 +183,17 @@ class SequenceState:
         frontier = self._check_open()
         with self._pool.lock:
             pages = self._seal()
-            self._pool.account.release("frontiers", frontier.size)
-            self._pool.account.reserve("checkpoints", frontier.size)
-            surplus, self.pages = self.pages[len(pages) :], pages
+            self._pool.account.move("frontiers", "checkpoints", frontier.size)
+            self._keep_pages(len(pages))
             self._let_go()
-            self._pool.give(surplus)
             return Checkpoint(self._pool, self.length, self._reach, frontier, pages)
 
     def fork(self, promise: Promise | None = None) -> SequenceState:
-        """An equal sequence: pages shared, frontier copied. MemoryBudgetError if that does not fit."""
+        """An equal sequence: pages shared, frontier copied. MemoryBudgetError, with nothing changed, if that does not
+        fit. promise: for what the other does not share, from the last page that is not full on."""
         frontier = self._check_open()
         with self._pool.lock:
+            self._cover(self.length)
             other = SequenceState(self._pool, promise)
             assert other._frontier is not None
             other._frontier.view()[:] = frontier.view()
@@ -192,11 +201,14 @@ class SequenceState:
             self._pool.share(pages)
             other._attach(0, pages)
             other.length, other._reach = self.length, self._reach
+            if self._layout.page_bytes:
+                other._limit += self.length // self._layout.page_span
             return other
 
     def restore(self, checkpoint: Checkpoint, length: int | None = None) -> None:
         """Become the state at a checkpoint of the same pool, or at a shorter `length` that it still serves. What the
-        sequence held is given back."""
+        sequence held is given back. MemoryBudgetError, after that, if others hold so much of it that the promise
+        cannot be made whole again."""
         frontier = self._check_open()
         wanted = checkpoint.length if length is None else length
         if not (checkpoint.reach <= wanted <= checkpoint.length):
@@ -212,9 +224,7 @@ class SequenceState:
             self._attach(0, list(pages))
             self._pool.give(held)
             self.length, self._reach = wanted, checkpoint.reach
-            if self._promise is not None:  # full pages are there; a part of one may have to be copied
-                full = wanted // self._layout.page_span if self._layout.page_bytes else 0
-                self._promise.keep(self._promise.pages - full)
+            self._cover(0)  # pages that came along need not be set aside
 
     def _seal(self) -> list[Page]:
         """The pages of the present length. Somebody else will rely on what is in them up to that length."""
@@ -227,6 +237,19 @@ class SequenceState:
             page.sealed = max(page.sealed, min(span, self.length - i * span))
         return pages
 
+    def _cover(self, sealed: int) -> None:
+        """Bring the promise to what may still be taken up to its limit: pages that are not there, and copies of those
+        in which others rely on rows that a rewind would write again; `sealed` tokens more are about to be relied on."""
+        if self._promise is None or not self._layout.page_bytes:
+            return
+        span, low = self._layout.page_span, min(self._reach, self.length)
+        copies = 0
+        for i in range(low // span, len(self.pages)):
+            page, behind = self.pages[i], max(low, i * span)
+            own = page.refs == 1 or (page.writer is self and page.sealed <= behind - i * span)
+            copies += not own or sealed > behind
+        self._promise.cover(max(0, self._limit - len(self.pages)) + copies)
+
     # ---- end
 
     def close(self) -> None:
@@ -238,6 +261,15 @@ class SequenceState:
             pages = self.pages
             self._let_go()
             self._pool.give(pages)
+
+    def _keep_pages(self, n: int) -> None:
+        """Give back all pages but the first `n`."""
+        surplus = self.pages[n:]
+        for page in surplus:
+            if page.writer is self:
+                page.writer = None
+        self._attach(n, self.pages[:n])
+        self._pool.give(surplus)
 
     def _let_go(self) -> None:
         """Be closed; who takes the pages sees to them."""

@@ -130,6 +130,18 @@ class Ledger:
             if not self._entries[name]:
                 del self._entries[name]
 
+    def move(self, source: str, target: str, size: int) -> None:
+        """Make `size` bytes of the entry `source` ones of `target`, without a moment in which another thread could
+        reserve them; ValueError if `source` does not hold as many."""
+        with self._lock:
+            held = self._entries.get(source, 0)
+            if not 0 <= size <= held:
+                raise ValueError(f"ledger entry {source} holds {held} bytes, not {size}")
+            for name, left in ((source, held - size), (target, self._entries.get(target, 0) + size)):
+                self._entries[name] = left
+                if not left:
+                    del self._entries[name]
+
     def table(self) -> dict[str, int]:
         """Bytes by entry, and the budget as "budget"."""
         with self._lock:
