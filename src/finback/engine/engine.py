@@ -35,6 +35,7 @@ from finback.engine.speculate import Mode
 from finback.engine.stats import EngineStats, LoopStats
 from finback.errors import EngineStateError, MemoryBudgetError, ModelFileError, RequestError, shown, shown_size
 from finback.kv.prefix import PrefixCache
+from finback.kv.store import Store
 from finback.ops.step import Part
 from finback.text.render import END_THINK, THINK
 
@@ -86,11 +87,13 @@ class Engine:
         context: int,
         prefill_chunk: int,
         serving: Serving,
+        store: Store | None,
         tokenizer: Tokenizer | ModelFileError | None,
     ) -> None:
         self._checkpoint, self._model, self._ledger = checkpoint, model, ledger
         self._tokenizer, self._drawer = tokenizer, Drawer(model.isa, checkpoint.config.vocab_size)
         self.context, self.prefill_chunk, self.serving = context, prefill_chunk, serving
+        self._store = store
         self._sessions: set[Session] = set()
         self._lock = threading.RLock()
         self._closed = False
@@ -313,6 +316,7 @@ class Engine:
                     cache_limit=self.serving.prefix_cache,
                     check=partial(_check_pages, self._model, self._ledger),
                     speculate=self.serving.speculation,
+                    store=self._store,
                 )
                 weakref.finalize(self, self._loop.begin_close).atexit = False
             return self._loop
@@ -486,6 +490,7 @@ class Engine:
             accepted=counts.accepted,
             gap_seconds=counts.gap_seconds,
             prefix=None if self._prefix is None else self._prefix.stats(),
+            disk=None if self._store is None else self._store.stats(),
             pages=0 if pool is None else pool.pages,
             shared_pages=0 if pool is None else pool.shared,
             memory=self.memory(),
@@ -509,6 +514,8 @@ class Engine:
             session.close()
         if self._prefix is not None:
             self._prefix.clear()
+        if self._store is not None:
+            self._store.close()
         self._grammars.close()
         self._model.close()
 

@@ -14,6 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -32,6 +33,7 @@ from finback.engine.writer import Writer
 from finback.errors import EngineStateError, FinbackError, MemoryBudgetError, NumericError
 from finback.kv.layout import MAX_DRAFT
 from finback.kv.prefix import PrefixCache
+from finback.kv.store import LEAST_SAVED, Store, Stored
 from finback.ops.select import Model
 from finback.ops.step import Part, spans
 from finback.text.tokenizer import Tokenizer
@@ -125,6 +127,7 @@ class Loop:
         cache_limit: int,
         check: Callable[[], None],
         speculate: Mode | None = None,
+        store: Store | None = None,
     ) -> None:
         """check: called when there is nothing to do; raises if the pages do not add up."""
         self._model, self._prefix, self._scheduler = model, prefix, scheduler
@@ -132,7 +135,9 @@ class Loop:
         self._cache_limit, self._check = cache_limit, check
         self._drawer = Drawer(model.isa, model.config.vocab_size)
         self._logits = np.empty((max_batch, model.config.vocab_size), np.float32)
-        self._speculate = speculate
+        self._speculate, self._store = speculate, store
+        self._disk = None if store is None else ThreadPoolExecutor(1, "finback-disk")
+        self._restoring = 0  # requests whose state is being read from disk
         uses_mtp = speculate in ("mtp", "auto") and model.has_draft
         self._draft_logits = np.empty_like(self._logits) if uses_mtp else None
         self._draft_cost = StepCost()
@@ -204,6 +209,8 @@ class Loop:
             if self._changed.wait_for(self._has_news, IDLE_CHECK_S):
                 return
         self._check()
+        if self._disk is not None:
+            self._disk.submit(self._save_states, False)
         with self._changed:
             self._changed.wait_for(self._has_news)
 
@@ -233,6 +240,8 @@ class Loop:
             known = 0
             if self._prefix is not None and request.prompt_logprobs is None:
                 known = self._prefix.find(request.ids, len(request.ids) - 1).length
+                if self._fetch(request, answers, known):
+                    continue
             job = self._scheduler.add(len(request.ids) - known, request.priority)
             self._waiting[job] = (request, answers)
 
@@ -249,6 +258,45 @@ class Loop:
         for lane in [lane for lane in self._lanes if lane.answer.ended or lane.request.cancelled]:
             self._publisher.post([Over(lane.answer, "cancelled")])  # nothing, if the answer has ended
             self._close_lane(lane)
+
+    # ---- the disk tier
+
+    def _fetch(self, request: Request, answers: list[Answer], known: int) -> bool:
+        """Whether a state on disk serves more of the prompt than memory does: it is read by another thread, and the
+        request comes in again when it is there."""
+        if self._store is None or self._disk is None or request.fetched:
+            return False
+        stored, length = self._store.find(request.ids, len(request.ids) - 1)
+        if stored is None or length - known < LEAST_SAVED:
+            return False
+        request.fetched = stored.name
+        self._restoring += 1
+        self._disk.submit(self._restore, request, answers, stored)
+        return True
+
+    def _restore(self, request: Request, answers: list[Answer], stored: Stored) -> None:
+        """In the disk's thread. Without room for the state, or if its file is damaged, the prompt is computed."""
+        assert self._store is not None
+        assert self._prefix is not None
+        with suppress(MemoryBudgetError):
+            checkpoint = self._store.restore(stored)
+            if checkpoint is not None:
+                self._prefix.insert(stored.tokens, checkpoint)
+        with self._changed:
+            self._restoring -= 1
+            self._inbox.append((request, answers))
+            self._changed.notify()
+
+    def _save_states(self, closing: bool) -> None:
+        """Write what a restart should find: in the disk's thread, and at the end in this one."""
+        if self._prefix is None or self._store is None:
+            return
+        for tokens, lease in self._prefix.worth_saving(closing=closing):
+            try:
+                if self._store.wants(tokens, closing=closing):
+                    self._store.save(tokens, lease)
+            finally:
+                lease.release()
 
     # ---- admission
 
@@ -450,7 +498,18 @@ class Loop:
         return said
 
     def _fail_reading(self, reading: Reading, error: BaseException) -> None:
-        """Its cache rows may be half written: nothing of it is kept but the checkpoints made before."""
+        """Its cache rows may be half written: nothing of it is kept but the checkpoints made before. If it began from a
+        state on disk, that state goes, and the prompt is computed once more from nothing."""
+        request = reading.request
+        if isinstance(error, NumericError) and request.fetched and not request.retried and self._store is not None:
+            self._store.forget(request.fetched)
+            assert self._prefix is not None
+            self._prefix.forget(request.ids[: request.cached_tokens])
+            request.retried = True
+            self._close_reading(reading, keep=False)
+            with self._changed:
+                self._inbox.append((request, reading.answers))
+            return
         self._publisher.post([Failed(reading.answers, reading.request, error)])
         if reading.job in self._reading:
             self._close_reading(reading, keep=False)
@@ -669,6 +728,13 @@ class Loop:
             self._close_reading(reading, keep=False)
         while self._lanes:
             self._fail_lane(self._lanes[0], error)
+        if self._disk is not None:
+            self._disk.shutdown()
+            self._save_states(True)  # here: at the end of the interpreter executors take no more work
+        with self._changed:  # what the disk's thread still brought
+            for request, answers in self._inbox:
+                self._publisher.post([Failed(answers, request, error)])
+            self._inbox.clear()
         if self._prefix is not None:
             self._prefix.clear()
 

@@ -49,6 +49,29 @@ class Checkpoint:
             self._pool.give(pages)
 
 
+class Lease:
+    """What a checkpoint holds, kept while it is written to disk though the checkpoint may be released meanwhile."""
+
+    def __init__(self, pool: PagePool, checkpoint: Checkpoint) -> None:
+        """Under the pool's lock."""
+        self.length, self.reach, self.frontier = checkpoint.length, checkpoint.reach, checkpoint.frontier
+        self.pages, self._pool = list(checkpoint.pages), pool
+        pool.share(self.pages)
+        pool.holders.add(self)
+
+    @property
+    def charged(self) -> tuple[str, int]:
+        """The frontier is the checkpoint's in the ledger."""
+        return ("checkpoints", 0)
+
+    def release(self) -> None:
+        """Let go of it."""
+        with self._pool.lock:
+            self._pool.holders.discard(self)
+            pages, self.pages = self.pages, []
+            self._pool.give(pages)
+
+
 class SequenceState:
     """What one sequence holds. `length` is the number of tokens computed."""
 
