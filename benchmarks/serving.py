@@ -37,6 +37,12 @@ from finback.tools.record import Row, measured, new_record, rounded
 
 RESULTS = Path(__file__).parent / "results"
 
+ALONE_S = 5.0
+"""Seconds that answers run without the prompt, for comparison."""
+
+STREAM_TOKENS = 40_000
+"""Of each running answer: more than are drawn while the long prompt is read."""
+
 SETTINGS = ((0.4, 1.0), (0.4, 0.25), (0.2, 0.5), (0.6, 2.0))
 """prefill_share and max_stall that `behind` compares; the first are the defaults."""
 
@@ -141,7 +147,7 @@ def behind(args: argparse.Namespace, threads: int) -> tuple[list[Row], dict[str,
             args.model,
             threads=threads,
             weights=args.weights,
-            context=args.prompt + 4096,
+            context=max(args.prompt, STREAM_TOKENS) + 4096,
             prefill_share=share,
             max_stall=stall,
         ) as engine:
@@ -155,7 +161,7 @@ def behind(args: argparse.Namespace, threads: int) -> tuple[list[Row], dict[str,
 def squeeze(engine: finback.Engine, ids: Ids, args: argparse.Namespace) -> Row:
     """Three answers run; a long prompt arrives, and a short one when a tenth of it is read."""
     arrivals: list[float] = []
-    streams = [engine.submit(ids(16), endless(4000, i)) for i in range(3)]
+    streams = [engine.submit(ids(16), endless(STREAM_TOKENS, i)) for i in range(3)]
 
     def listen(stream: Any) -> None:
         arrivals.extend(time.perf_counter() for event in stream for _ in event.token_ids)
@@ -163,7 +169,7 @@ def squeeze(engine: finback.Engine, ids: Ids, args: argparse.Namespace) -> Row:
     readers = [threading.Thread(target=listen, args=(stream,)) for stream in streams]
     for reader in readers:
         reader.start()
-    time.sleep(5.0)
+    time.sleep(ALONE_S + 1.0)
     begun = time.perf_counter()
     long = engine.submit(ids(args.prompt), endless(1, 0))
     short_first = 0.0
@@ -177,7 +183,7 @@ def squeeze(engine: finback.Engine, ids: Ids, args: argparse.Namespace) -> Row:
         stream.cancel()
     for reader in readers:
         reader.join()
-    alone = [t for t in arrivals if begun - 4.0 <= t < begun]
+    alone = [t for t in arrivals if begun - ALONE_S <= t < begun]
     during = sorted(t for t in arrivals if begun <= t < ended)
     pauses = [b - a for a, b in itertools.pairwise(during)]
     return {
@@ -185,7 +191,7 @@ def squeeze(engine: finback.Engine, ids: Ids, args: argparse.Namespace) -> Row:
         "long_s": rounded(ended - begun),
         "short_first_s": rounded(short_first),
         "short_share": rounded(short_first / (ended - begun)),
-        "speed_kept": rounded((len(during) / (ended - begun)) / (len(alone) / 4.0)),
+        "speed_kept": rounded((len(during) / (ended - begun)) / (len(alone) / ALONE_S)),
         "longest_stall_s": rounded(max(pauses)),
     }
 

@@ -314,3 +314,42 @@ def test_arrays_of_tokens_come_back(model: Path, tmp_path: Path) -> None:
         engine.prefill(prompt(10, 400))
     with load(model, kv) as engine:
         assert any(np.array_equal(s.tokens, prompt(10, 400)) for s in engine._store._stored.values())
+
+
+def test_sessions_are_saved_and_loaded(model: Path, tmp_path: Path) -> None:
+    ids, file = prompt(11, 777), tmp_path / "state"
+    with load(model, tmp_path / "kv") as engine, engine.session() as session:
+        session.append(ids)
+        session.rewind(700)
+        session.append(ids[700:])
+        session.save(file)
+        expected = session.logits()
+        session.append([5, 6])
+        after = session.logits()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    with finback.load(model, threads=2, context=4096) as engine, engine.session() as session:
+        session.append([9, 9, 9])
+        session.load(file)
+        assert session.tokens == tuple(ids)
+        assert session.logits().tobytes() == expected.tobytes()
+        session.append([5, 6])
+        assert session.logits().tobytes() == after.tobytes()
+        assert session.rewind(10) == "recomputed"
+        session.load(file)
+        with engine.session() as other:
+            other.load(file)
+            assert other.logits().tobytes() == expected.tobytes()
+            with pytest.raises(RequestError, match="an empty session has no state"):
+                engine.session().save(file)
+            with pytest.raises(RequestError, match="No such file"):
+                other.load(tmp_path / "nothing")
+            with pytest.raises(RequestError, match="choose another place"):
+                other.save(tmp_path / "no" / "folder")
+    with finback.load(context=4096) as engine, engine.session() as session:
+        with pytest.raises(RequestError, match="is of other weights"):
+            session.load(file)
+        assert len(session) == 0
+    with finback.load(model, context=500) as engine, engine.session() as session:
+        with pytest.raises(RequestError, match="777 tokens, more than the context of 500"):
+            session.load(file)
+        engine._model.pool.check(engine._ledger.table)

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -89,7 +89,10 @@ class Engine:
         serving: Serving,
         store: Store | None,
         tokenizer: Tokenizer | ModelFileError | None,
+        identity: Callable[[], str],
     ) -> None:
+        """identity: tells what states of sequences depend on, when one is saved or loaded."""
+        self._identity = identity
         self._checkpoint, self._model, self._ledger = checkpoint, model, ledger
         self._tokenizer, self._drawer = tokenizer, Drawer(model.isa, checkpoint.config.vocab_size)
         self.context, self.prefill_chunk, self.serving = context, prefill_chunk, serving

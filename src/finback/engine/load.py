@@ -175,24 +175,31 @@ def load(
         serving=Serving(share, stall, batch, cache or 0, speculation),
         store=None if kv_dir is None else _open_store(Path(kv_dir), size_from(kv_space, "kv_space"), checkpoint, model),
         tokenizer=tokenizer,
+        identity=partial(state_identity, checkpoint, model),
+    )
+
+
+def state_identity(checkpoint: OpenedCheckpoint, model: Model) -> str:
+    """A hash of all that the state of a sequence depends on. Reads every byte of the weights the first time."""
+    if model.pool is None:
+        raise RequestError("FINBACK_EAGER=1 keeps states in arrays of its own, which are not saved; unset it")
+    layout = model.pool.layout
+    return identity_of(
+        {
+            "snapshot": SNAPSHOT_VERSION,
+            "arithmetic": ARITHMETIC_VERSION,
+            "weights": weights_hash(checkpoint.paths),
+            "cache_rounding": model.cache_rounding,
+            "layout": [layout.frontier_bytes, layout.page_bytes, layout.page_span, layout.window, layout.max_draft],
+        }
     )
 
 
 def _open_store(folder: Path, space: int, checkpoint: OpenedCheckpoint, model: Model) -> Store:
     """The store of this model's states: whatever they depend on is in its identity."""
     assert model.pool is not None
-    layout = model.pool.layout
     try:
-        identity = identity_of(
-            {
-                "snapshot": SNAPSHOT_VERSION,
-                "arithmetic": ARITHMETIC_VERSION,
-                "weights": weights_hash(checkpoint.paths),
-                "cache_rounding": model.cache_rounding,
-                "layout": [layout.frontier_bytes, layout.page_bytes, layout.page_span, layout.window, layout.max_draft],
-            }
-        )
-        return Store(folder, identity, model.pool, space)
+        return Store(folder, state_identity(checkpoint, model), model.pool, space)
     except FinbackError:
         model.close()
         raise

@@ -19,7 +19,7 @@ class Checkpoint:
 
     def __init__(self, pool: PagePool, length: int, reach: int, frontier: native.Buffer, pages: list[Page]) -> None:
         self.length, self.reach, self.pages = length, reach, pages
-        self._pool, self._frontier = pool, frontier
+        self.pool, self._frontier = pool, frontier
         self.nbytes = frontier.size
         self._released = False
         pool.holders.add(self)
@@ -38,15 +38,15 @@ class Checkpoint:
 
     def release(self) -> None:
         """Give the memory back. Releasing twice is fine."""
-        with self._pool.lock:
+        with self.pool.lock:
             if self._released:
                 return
             self._released = True
-            self._pool.holders.discard(self)
-            self._pool.account.release("checkpoints", self.nbytes)
+            self.pool.holders.discard(self)
+            self.pool.account.release("checkpoints", self.nbytes)
             del self._frontier
             pages, self.pages = self.pages, []
-            self._pool.give(pages)
+            self.pool.give(pages)
 
 
 class Lease:

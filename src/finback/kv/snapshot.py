@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from finback import native
 from finback.errors import FinbackError, shown
 from finback.kv.layout import Layout
 from finback.kv.pages import Page, PagePool
@@ -220,3 +221,30 @@ def into_pool(pool: PagePool, header: Header, pages: Sequence[memoryview], front
         if taken:
             taken[-1].sealed = header.length - (len(taken) - 1) * pool.layout.page_span
         return Checkpoint(pool, header.length, header.reach, buffer, taken)
+
+
+# ---- a state in one file
+
+
+def write_state(path: Path, identity: str, tokens: Sequence[int], checkpoint: Checkpoint) -> None:
+    """A whole state, all pages in it; the checkpoint is released."""
+    pool = checkpoint.pool
+    ids = np.asarray(tokens, "<i4")
+    pages = checkpoint.pages
+    header = Header(
+        "checkpoint", identity, len(ids), checkpoint.reach, len(pages), pool.page_stride, checkpoint.nbytes, ()
+    )
+    try:
+        write(path, header, [ids.tobytes(), *page_bytes(pool, pages), checkpoint.frontier.view().data])
+    finally:
+        checkpoint.release()
+
+
+def read_state(path: Path, identity: str, pool: PagePool) -> tuple[list[int], Checkpoint]:
+    """Its tokens and a checkpoint in the pool. SnapshotError if it is not one of this identity."""
+    contents = read(path, identity)
+    header, size = contents.header, pool.page_stride
+    if header.segments or not fits(header, pool.layout, pool, native.buffer_size(pool.layout.frontier_bytes)):
+        raise SnapshotError(f"{path.name} holds no whole state of this model")
+    pages = [contents.pages[i * size : (i + 1) * size] for i in range(header.pages)]
+    return contents.tokens.tolist(), into_pool(pool, header, pages, contents.frontier)
