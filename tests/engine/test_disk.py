@@ -190,7 +190,7 @@ def _talk(model: Path, kv: Path) -> None:
     with load(model, kv) as engine:
         for i in range(100):
             engine.generate(prompt(100 + i, 300), GREEDY)
-            engine._loop._save_states(True)
+            engine._loop._keeper.save(True)
 
 
 def test_killed_while_writing(model: Path, tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_bytes_written_are_bounded(tmp_path: Path) -> None:
             ids += prompt(turn, 100)
             ids += engine.generate(ids, Sampling(temperature=0, max_tokens=4, ignore_eos=True)).token_ids
             if turn % 3 == 0:
-                engine._loop._save_states(False)
+                engine._loop._keeper.save(False)
         stats = engine.stats().disk
         pool = engine._model.pool
         frontier = pool._frontier_size()
@@ -241,7 +241,7 @@ def test_the_space_is_kept(model: Path, tmp_path: Path) -> None:
     with load(model, tmp_path / "kv", kv_space="600KiB") as engine:
         for i in range(12):
             engine.generate(prompt(i, 700), GREEDY)
-        engine._loop._save_states(True)
+        engine._loop._keeper.save(True)
         assert engine.stats().disk.nbytes <= 600 << 10
     assert 0 < sum(p.stat().st_size for p in files(tmp_path / "kv")) <= 600 << 10
 
@@ -250,7 +250,7 @@ def test_a_second_process_only_reads(model: Path, tmp_path: Path) -> None:
     kv, ids = tmp_path / "kv", prompt(7, 500)
     with load(model, kv) as writer:
         writer.generate(ids, GREEDY)
-        writer._loop._save_states(True)
+        writer._loop._keeper.save(True)
         with load(model, kv) as reader:
             assert reader.generate(ids, GREEDY).usage.cached_tokens == 499
             reader.generate(prompt(8, 500), GREEDY)

@@ -24,6 +24,7 @@ import numpy.typing as npt
 from finback import native
 from finback.engine.choice import Thinking
 from finback.engine.grammar import Constraint, Grammars, wanted
+from finback.engine.keeper import Keeper
 from finback.engine.loop import Loop
 from finback.engine.request import Request
 from finback.engine.result import Completion, Event, Usage
@@ -311,15 +312,13 @@ class Engine:
                 tokenizer = None if isinstance(self._tokenizer, ModelFileError) else self._tokenizer
                 self._loop = Loop(
                     self._model,
-                    self._prefix,
+                    Keeper(self._prefix, self._store, self.serving.prefix_cache),
                     self._scheduler,
                     end_ids=frozenset(self.config.eos_token_ids),
                     max_batch=self.serving.max_batch,
                     tokenizer=tokenizer,
-                    cache_limit=self.serving.prefix_cache,
                     check=partial(_check_pages, self._model, self._ledger),
                     speculate=self.serving.speculation,
-                    store=self._store,
                 )
                 weakref.finalize(self, self._loop.begin_close).atexit = False
             return self._loop

@@ -8,6 +8,8 @@ index is SQLite and can be made anew from the files. Refuses to use what it cann
 from __future__ import annotations
 
 import fcntl
+import hashlib
+import logging
 import os
 import sqlite3
 import threading
@@ -39,6 +41,8 @@ from finback.kv.snapshot import (
     segment_names,
     write,
 )
+
+_log = logging.getLogger("finback.kv")
 
 SAVE_SPACING = 1024
 """New tokens of a conversation before it is written again while the engine runs; at the end all is written."""
@@ -98,9 +102,14 @@ class Store:
             fcntl.flock(self._guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self.writes = False
-            self.problems.append("another process writes to this store; this one only reads it")
+            self._report("another process writes to this store; this one only reads it")
         self._database = self._open_index()
         self._read_folder()
+
+    def _report(self, problem: str) -> None:
+        """Nothing is lost but time: the owner is told, and what was to be found is computed."""
+        self.problems.append(problem)
+        _log.warning("%s", problem)
 
     # ---- what is there
 
@@ -117,7 +126,7 @@ class Store:
                 path.chmod(0o600)
                 return database
             except sqlite3.DatabaseError:
-                self.problems.append("the index was damaged and is made anew")
+                self._report("the index was damaged and is made anew")
                 for suffix in ("", "-wal", "-shm"):
                     path.with_name(path.name + suffix).unlink(missing_ok=True)
         return None
@@ -156,7 +165,7 @@ class Store:
 
     def _discard(self, path: Path, error: Exception) -> None:
         """A file that cannot be used is named, and removed if this process writes."""
-        self.problems.append(str(error))
+        self._report(str(error))
         if self.writes:
             path.unlink(missing_ok=True)
 
@@ -252,7 +261,7 @@ class Store:
             payload = [ids.astype("<i4").tobytes(), *page_bytes(pool, own), checkpoint.frontier.view().data]
             size = write(self._folder / f"{name}.checkpoint", header, payload)
         except OSError as error:
-            self.problems.append(f"a state could not be written: {error.strerror}")
+            self._report(f"a state could not be written: {error.strerror}")
             return
         with self._lock:
             now = time.time()
@@ -309,7 +318,7 @@ class Store:
         with self._lock:
             stored = self._stored.get(name)
             if stored is not None and self.writes:
-                self.problems.append(f"{name[:12]}… led to an error and was removed")
+                self._report(f"{name[:12]}… led to an error and was removed")
                 self._remove(stored)
                 self._drop_segments()
             elif stored is not None:
@@ -343,8 +352,6 @@ def _heat(stored: Stored, now: float) -> float:
 
 
 def _name_of(identity: str, ids: npt.NDArray[np.int32]) -> str:
-    import hashlib
-
     return hashlib.sha256(b"checkpoint" + identity.encode() + ids.astype("<i4").tobytes()).hexdigest()
 
 
