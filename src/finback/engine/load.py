@@ -10,18 +10,24 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from finback import native
+from finback.config import ARITHMETIC_VERSION
 from finback.engine.engine import Engine, Serving
 from finback.engine.speculate import MODES, Mode
-from finback.errors import MemoryBudgetError, ModelFileError, RequestError, shown
+from finback.errors import FinbackError, MemoryBudgetError, ModelFileError, RequestError, shown
+from finback.kv.snapshot import VERSION as SNAPSHOT_VERSION
+from finback.kv.snapshot import identity_of
+from finback.kv.store import Store
 from finback.models.registry import architecture_of
 from finback.ops.resident import SHARE, resident_size
 from finback.ops.select import MAX_LOGIT_ROWS, Model, open_model
 from finback.settings import default_threads, eager, forced_isa, usable_cpus
 from finback.text.tokenizer import Tokenizer
 from finback.weights.checkpoint import GgufVocabulary, OpenedCheckpoint, open_checkpoint
+from finback.weights.fingerprint import weights_hash
 from finback.weights.ledger import Ledger, budget_from, size_from
 
 DEFAULT_CONTEXT = 32768
@@ -44,6 +50,8 @@ DEFAULT_MAX_BATCH = MAX_LOGIT_ROWS
 
 DEFAULT_PREFIX_CACHE = 8 << 30
 
+DEFAULT_KV_SPACE = "8GiB"
+
 WEIGHTS = ("auto", "mapped", "resident")
 """How matrices are held, see `load`."""
 
@@ -63,6 +71,8 @@ def load(
     max_stall: float = DEFAULT_MAX_STALL,
     max_batch: int | None = None,
     speculation: Mode | None = None,
+    kv_dir: str | os.PathLike[str] | None = None,
+    kv_space: str | int = DEFAULT_KV_SPACE,
 ) -> Engine:
     """Open a model and plan everything it needs.
 
@@ -88,6 +98,8 @@ def load(
         max_batch: most answers drawn together; None: 64, or prefill_chunk if that is less.
         speculation: compute several tokens of an answer in a step, guessed from what was said before ("lookup"), by
             the model's draft block ("mtp"), or both ("auto"); None: one by one. Never changes a bit.
+        kv_dir: a folder that keeps what conversations left across restarts (docs/kv.md); None: nothing is written.
+        kv_space: most bytes of it.
 
     Raises:
         ModelFileError, UnsupportedModelError: the file is broken, or holds something finback does not run. A broken
@@ -111,6 +123,8 @@ def load(
     )
     if batch > chunk:
         raise RequestError(f"max_batch is {batch}, but a step has prefill_chunk={chunk} rows; raise prefill_chunk=")
+    if kv_dir is not None and (eager() or prefix_cache in (0, "0")):
+        raise RequestError("kv_dir keeps the prefix cache on disk, which is off here; leave prefix_cache= out")
     if speculation is not None and speculation not in MODES:
         raise RequestError(f"speculation is {shown(speculation)}; it must be None or one of {', '.join(MODES)}")
     if speculation is not None and eager():
@@ -159,8 +173,36 @@ def load(
         context=tokens,
         prefill_chunk=min(chunk, tokens),
         serving=Serving(share, stall, batch, cache or 0, speculation),
+        store=None if kv_dir is None else _open_store(Path(kv_dir), size_from(kv_space, "kv_space"), checkpoint, model),
         tokenizer=tokenizer,
+        identity=partial(state_identity, checkpoint, model),
     )
+
+
+def state_identity(checkpoint: OpenedCheckpoint, model: Model) -> str:
+    """A hash of all that the state of a sequence depends on. Reads every byte of the weights the first time."""
+    if model.pool is None:
+        raise RequestError("FINBACK_EAGER=1 keeps states in arrays of its own, which are not saved; unset it")
+    layout = model.pool.layout
+    return identity_of(
+        {
+            "snapshot": SNAPSHOT_VERSION,
+            "arithmetic": ARITHMETIC_VERSION,
+            "weights": weights_hash(checkpoint.paths),
+            "cache_rounding": model.cache_rounding,
+            "layout": [layout.frontier_bytes, layout.page_bytes, layout.page_span, layout.window, layout.max_draft],
+        }
+    )
+
+
+def _open_store(folder: Path, space: int, checkpoint: OpenedCheckpoint, model: Model) -> Store:
+    """The store of this model's states: whatever they depend on is in its identity."""
+    assert model.pool is not None
+    try:
+        return Store(folder, state_identity(checkpoint, model), model.pool, space)
+    except FinbackError:
+        model.close()
+        raise
 
 
 def _open_with_logits(

@@ -13,37 +13,28 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from finback.engine.choice import Choice, Drawn
+from finback.engine.drafting import DraftBlock
+from finback.engine.keeper import Keeper
+from finback.engine.lanes import Lane, Reading, checkpoint_lengths
 from finback.engine.publisher import Answer, Failed, Over, Publisher, Read, Said
 from finback.engine.request import Request
 from finback.engine.sampler import Drawer
-from finback.engine.scheduler import Job, Kind, Scheduler, StepCost
+from finback.engine.scheduler import Job, Kind, Scheduler
 from finback.engine.speculate import Mode, Speculation
 from finback.engine.stats import LoopStats, StepRecord
 from finback.engine.writer import Writer
 from finback.errors import EngineStateError, FinbackError, MemoryBudgetError, NumericError
-from finback.kv.layout import MAX_DRAFT
-from finback.kv.prefix import PrefixCache
 from finback.ops.select import Model
 from finback.ops.step import Part, spans
 from finback.text.tokenizer import Tokenizer
-
-CHECKPOINT_SPACING = 2048
-"""Tokens between checkpoints inside a long message. One of V4-Flash weighs as much as a thousand tokens of pages."""
-
-MOST_MARKS = 16
-"""Checkpoints at marks of a prompt that is read at once; above it, one for every MARK_SPACING tokens. Each costs a step
-of its own, and a long conversation that comes in whole would be cut into many short ones."""
-
-MARK_SPACING = 512
 
 IDLE_CHECK_S = 0.2
 """Seconds without work after which the pages are counted over."""
@@ -59,83 +50,29 @@ def _close_all() -> None:
         loop.close()
 
 
-@dataclass(eq=False, slots=True)
-class Reading:
-    """A request whose prompt is being read."""
-
-    request: Request
-    job: Job
-    answers: list[Answer]
-    promises: list[Any]
-    state: Any = None  # made when the first step is due
-    stops: list[int] = field(default_factory=list)  # lengths at which a step ends, for a checkpoint
-
-    @property
-    def left(self) -> int:
-        return len(self.request.ids) - int(self.state.length)
-
-    def until_stop(self) -> int:
-        """Tokens to the next checkpoint, or to the end."""
-        length = self.state.length
-        while self.stops and self.stops[0] <= length:
-            self.stops.pop(0)
-        return (self.stops[0] if self.stops else len(self.request.ids)) - int(length)
-
-
-@dataclass(eq=False, slots=True)
-class Lane:
-    """An answer being drawn: its sequence, and the token that was drawn and not yet computed."""
-
-    answer: Answer
-    choice: Choice
-    state: Any
-    promise: Any
-    tokens: list[int]  # prompt and answer so far
-    speculation: Speculation | None = None
-    pending: int = 0
-    rows: int = 1  # of the last step
-    sure: bool = False  # its drafts were tokens that the grammar leaves no choice about
-
-    def drafts(self, room: int) -> list[int]:
-        """What it may say after the pending token: no more than it may say at all, and can be taken back."""
-        left = self.request.limit - self.choice.count - 1
-        forced = list(self.choice.forced[: max(0, min(room, left))])
-        self.sure = bool(forced)
-        if self.sure or self.speculation is None:
-            return forced
-        return self.speculation.propose(min(MAX_DRAFT, room, left))
-
-    @property
-    def request(self) -> Request:
-        return self.answer.request
-
-
 class Loop:
     """The thread of one engine. `submit`, `wake` and `stats` may be called from any thread."""
 
     def __init__(
         self,
         model: Model,
-        prefix: PrefixCache | None,
+        keeper: Keeper,
         scheduler: Scheduler,
         *,
         end_ids: frozenset[int],
         max_batch: int,
         tokenizer: Tokenizer | None,
-        cache_limit: int,
         check: Callable[[], None],
-        speculate: Mode | None = None,
+        speculate: Mode | None,
     ) -> None:
         """check: called when there is nothing to do; raises if the pages do not add up."""
-        self._model, self._prefix, self._scheduler = model, prefix, scheduler
+        self._model, self._keeper, self._scheduler = model, keeper, scheduler
         self._end_ids, self._max_batch, self._tokenizer = end_ids, max_batch, tokenizer
-        self._cache_limit, self._check = cache_limit, check
+        self._check, self._speculate = check, speculate
         self._drawer = Drawer(model.isa, model.config.vocab_size)
         self._logits = np.empty((max_batch, model.config.vocab_size), np.float32)
-        self._speculate = speculate
         uses_mtp = speculate in ("mtp", "auto") and model.has_draft
-        self._draft_logits = np.empty_like(self._logits) if uses_mtp else None
-        self._draft_cost = StepCost()
+        self._draft_block = DraftBlock(model, max_batch) if uses_mtp else None
         self._publisher = Publisher()
         self._changed = threading.Condition()
         self._inbox: deque[tuple[Request, list[Answer]]] = deque()
@@ -204,6 +141,7 @@ class Loop:
             if self._changed.wait_for(self._has_news, IDLE_CHECK_S):
                 return
         self._check()
+        self._keeper.idle()
         with self._changed:
             self._changed.wait_for(self._has_news)
 
@@ -230,11 +168,17 @@ class Loop:
             arrived = list(self._inbox)
             self._inbox.clear()
         for request, answers in arrived:
-            known = 0
-            if self._prefix is not None and request.prompt_logprobs is None:
-                known = self._prefix.find(request.ids, len(request.ids) - 1).length
+            known = self._keeper.known(request)
+            if self._keeper.fetch(request, known, partial(self._come_again, request, answers)):
+                continue
             job = self._scheduler.add(len(request.ids) - known, request.priority)
             self._waiting[job] = (request, answers)
+
+    def _come_again(self, request: Request, answers: list[Answer]) -> None:
+        """From any thread: look at a request as if it had just arrived."""
+        with self._changed:
+            self._inbox.append((request, answers))
+            self._changed.notify()
 
     def _drop_ended(self) -> None:
         """Let go of what nobody wants any more: cancelled requests, and answers that the publisher ended."""
@@ -298,17 +242,7 @@ class Loop:
         request = reading.request
         request.started = time.perf_counter()
         reading.state = self._model.new_sequence(reading.promises[0])
-        if self._prefix is None:
-            request.cache_note = "the prefix cache is off"
-        elif request.prompt_logprobs is not None:
-            request.cache_note = "prompt_logprobs computes every token of the prompt"
-        else:
-            found = self._prefix.find(request.ids, len(request.ids) - 1)
-            request.cache_note = found.reason
-            self._prefix.use(found)
-            if found.checkpoint is not None:
-                reading.state.restore(found.checkpoint, found.length)
-                request.cached_tokens = found.length
+        self._keeper.begin(request, reading.state)
         reading.stops = checkpoint_lengths(request.ids, request.marks, reading.state.length)
         reading.job.left = reading.left
 
@@ -348,8 +282,8 @@ class Loop:
                 good.append((reading, part))
             except FinbackError as error:
                 self._fail_reading(reading, error)
-        if len(good) == len(shares):
-            self._draft_prompts(shares, said)
+        if self._draft_block is not None and len(good) == len(shares):
+            self._draft_block.follow_prompts(shares, said)
         for reading, _ in good:
             self._keep_if_due(reading)
         for lane, drawn in said:
@@ -383,31 +317,10 @@ class Loop:
         """A checkpoint at a mark, and at the end of the prompt."""
         ids, state = reading.request.ids, reading.state
         if state.length == len(ids) or (reading.stops and reading.stops[0] == state.length):
-            self._keep(ids[: state.length], state)
+            self._keeper.keep(ids[: state.length], state)
         if state.length == len(ids) and reading.request.limit == 0:
             self._publisher.post([Over(answer, "length") for answer in reading.answers])
             self._close_reading(reading, keep=False)
-
-    def _draft_prompts(self, shares: list[tuple[Reading, Part[Any]]], said: list[tuple[Lane, list[Drawn]]]) -> None:
-        """Let the draft block follow prompts, where it will be asked: it looks back over one window."""
-        window = self._model.config.sliding_window
-        near = any(reading.state.length > len(reading.request.ids) - window for reading, _ in shares)
-        if self._draft_logits is None or not near:
-            return
-        first = {lane.request: (lane, drawn[0]) for lane, drawn in said if lane.request.sampling.n == 1}
-        parts, asked = [], []
-        for reading, part in shares:
-            end, ids = reading.state.length, reading.request.ids
-            lane, drawn = first.get(reading.request, (None, None))
-            following = [*ids[end - len(part.ids) + 1 : end + 1]]
-            if lane is not None and drawn is not None and drawn.finish is None:
-                parts.append(Part(part.state, [*following, drawn.token], (len(part.ids) - 1,)))
-                asked.append(lane)
-            else:
-                parts.append(Part(part.state, [*following, 0][: len(part.ids)]))
-        for lane, expected in zip(asked, self._expected(parts), strict=True):
-            assert lane.speculation is not None
-            lane.speculation.expect(expected)
 
     def _note_prompt(self, request: Request, start: int, logits: npt.NDArray[np.float32]) -> None:
         """Row i of `logits` tells how likely the prompt's token start + i + 1 was."""
@@ -430,6 +343,7 @@ class Loop:
         states = [reading.state]
         states += [reading.state.fork(promise) for promise in reading.promises[1:]]
         said: list[tuple[Lane, list[Drawn]]] = []
+        lanes: list[Lane] = []
         for answer, state, promise in zip(reading.answers, states, reading.promises, strict=True):
             choice = Choice(
                 request.sampling,
@@ -442,17 +356,26 @@ class Loop:
             )
             speculation = None if self._speculate is None else Speculation(self._speculate, request.ids)
             lane = Lane(answer, choice, state, promise, list(request.ids), speculation)
-            self._lanes.append(lane)
+            lanes.append(lane)
+        self._lanes += lanes
+        for lane in lanes:
             row = logits if request.sampling.n == 1 else logits.copy()
-            said.append((lane, [choice.draw(self._drawer, row, state.length)]))
+            said.append((lane, [lane.choice.draw(self._drawer, row, lane.state.length)]))
         request.first_token = time.perf_counter()
         self._publisher.post([Said(lane.answer, drawn[0]) for lane, drawn in said])
         return said
 
     def _fail_reading(self, reading: Reading, error: BaseException) -> None:
-        """Its cache rows may be half written: nothing of it is kept but the checkpoints made before."""
+        """Its cache rows may be half written: nothing of it is kept but the checkpoints made before. If it began from a
+        state on disk, that state goes, and the prompt is computed once more from nothing."""
+        request = reading.request
+        still = reading.job in self._reading
+        if still and isinstance(error, NumericError) and self._keeper.forget(request):
+            self._close_reading(reading, keep=False)
+            self._come_again(request, reading.answers)
+            return
         self._publisher.post([Failed(reading.answers, reading.request, error)])
-        if reading.job in self._reading:
+        if still:
             self._close_reading(reading, keep=False)
         for lane in [lane for lane in self._lanes if lane.request is reading.request]:
             self._close_lane(lane, keep=False)
@@ -462,7 +385,7 @@ class Loop:
         self._scheduler.remove(reading.job)
         del self._reading[reading.job]
         if reading.state is not None:
-            self._give_back(reading.state, reading.request.ids[: reading.state.length], keep)
+            self._keeper.give_back(reading.state, reading.request.ids[: reading.state.length], keep)
         for promise in reading.promises:
             promise.release()
 
@@ -486,7 +409,8 @@ class Loop:
             parts = [part for _, part in ready]
             logits, errors = self._run("decode", parts, None)
             said = self._say(ready, logits, errors)
-            self._draft(ready, said)
+            if self._draft_block is not None:
+                self._draft_block.follow_answers(ready, said)
             for lane, drawn in said:
                 self._settle_lane(lane, drawn)
 
@@ -533,37 +457,6 @@ class Loop:
         lane.state.advance(good)
         return rows[:good]
 
-    def _draft(self, ready: list[tuple[Lane, Part[Any]]], said: list[tuple[Lane, list[Drawn]]]) -> None:
-        """Ask the draft block what comes next, where answers use it: it follows every row of the step."""
-        whole = all(lane.rows == len(part.ids) for lane, part in ready)
-        open_gates = any(lane.speculation is not None and lane.speculation.gate.open for lane, _ in said)
-        if self._draft_logits is None or not open_gates or not whole or len(said) < len(ready):
-            return
-        heard = dict(said)
-        parts, asked = [], []
-        for lane, part in ready:
-            drawn = heard.get(lane)
-            if drawn is None or drawn[-1].finish is not None:
-                parts.append(Part(part.state, (*part.ids[1:], 0)))
-            else:
-                following = (*part.ids[1 : len(drawn)], drawn[-1].token, *part.ids[len(drawn) + 1 :], 0)
-                parts.append(Part(part.state, following[: len(part.ids)], (len(drawn) - 1,)))
-                asked.append(lane)
-        for lane, expected in zip(asked, self._expected(parts), strict=True):
-            assert lane.speculation is not None
-            lane.speculation.expect(expected)
-
-    def _expected(self, parts: list[Part[Any]]) -> list[int | None]:
-        """The likeliest token of each row that the draft block is asked for; None where it says nothing sound."""
-        assert self._draft_logits is not None
-        begun = time.perf_counter()
-        try:
-            rows = self._model.draft(parts, self._draft_logits)
-            self._draft_cost.add(sum(len(part.ids) for part in parts), time.perf_counter() - begun)
-        except NumericError:
-            return [None] * sum(len(part.wanted) for part in parts)
-        return [int(token) for token in rows.argmax(axis=1)]
-
     def _settle_lane(self, lane: Lane, drawn: list[Drawn]) -> None:
         """After a step: rows of drafts that were wrong are taken back, and the answer goes on or ends."""
         self.stats.drawn += len(drawn)
@@ -588,8 +481,8 @@ class Loop:
         if lane.rows > 1:
             cost, others = self._scheduler.costs["decode"], len(self._lanes) - 1
             seconds = cost.seconds(others + lane.rows)
-            if self._draft_logits is not None:
-                seconds += self._draft_cost.seconds(lane.rows)
+            if self._draft_block is not None:
+                seconds += self._draft_block.cost.seconds(lane.rows)
             gate.judge(said, seconds, cost.seconds(others + 1))
             self.stats.drafted += lane.rows - 1
             self.stats.accepted += said - 1
@@ -605,32 +498,8 @@ class Loop:
 
     def _close_lane(self, lane: Lane, *, keep: bool = True) -> None:
         self._lanes.remove(lane)
-        self._give_back(lane.state, lane.tokens[: lane.state.length], keep)
+        self._keeper.give_back(lane.state, lane.tokens[: lane.state.length], keep)
         lane.promise.release()
-
-    # ---- what was computed
-
-    def _keep(self, tokens: Sequence[int], state: Any) -> None:
-        """A checkpoint of a sequence that goes on, for later requests. Without room for one, they compute more."""
-        if self._prefix is None or self._prefix.has(tokens):
-            return
-        with suppress(MemoryBudgetError):
-            self._prefix.insert(tokens, state.checkpoint())
-            self._shrink_cache()
-
-    def _give_back(self, state: Any, tokens: Sequence[int], keep: bool) -> None:
-        """The end of a sequence: what it holds becomes a checkpoint, without a copy."""
-        if not keep or self._prefix is None or not tokens or self._prefix.has(tokens):
-            state.close()
-            return
-        self._prefix.insert(tokens, state.into_checkpoint())
-        self._shrink_cache()
-
-    def _shrink_cache(self) -> None:
-        assert self._prefix is not None
-        over = self._prefix.nbytes - self._cache_limit
-        if over > 0:
-            self._prefix.evict(over)
 
     # ---- steps
 
@@ -669,19 +538,8 @@ class Loop:
             self._close_reading(reading, keep=False)
         while self._lanes:
             self._fail_lane(self._lanes[0], error)
-        if self._prefix is not None:
-            self._prefix.clear()
-
-
-def checkpoint_lengths(ids: Sequence[int], marks: Sequence[int], start: int) -> list[int]:
-    """Lengths after `start` and before the end at which the state of a prompt is kept, ascending: its marks, thinned
-    out where there are many, and every CHECKPOINT_SPACING tokens. The end itself is always kept."""
-    end = len(ids)
-    wanted = [mark for mark in marks if start < mark < end - MAX_DRAFT]  # later ones, the end serves
-    if len(wanted) > MOST_MARKS:
-        thinned: list[int] = []
-        for mark in wanted:
-            if not thinned or mark - thinned[-1] >= MARK_SPACING:
-                thinned.append(mark)
-        wanted = sorted({*thinned, *wanted[:2], *wanted[-MOST_MARKS // 2 :]})
-    return sorted({*wanted, *range(start - start % CHECKPOINT_SPACING + CHECKPOINT_SPACING, end, CHECKPOINT_SPACING)})
+        self._keeper.close()
+        with self._changed:  # what the disk's thread still brought
+            for request, answers in self._inbox:
+                self._publisher.post([Failed(answers, request, error)])
+            self._inbox.clear()

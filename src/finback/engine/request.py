@@ -94,6 +94,7 @@ class Request:
         self._over = False  # the reader has had the last event, or an error
         # Written by the engine's loop before the publisher reads them.
         self.cached_tokens, self.cache_note = 0, ""
+        self.fetched, self.retried = "", False  # the state on disk it was to begin from; whether that failed
         self.started = self.first_token = self.submitted
         self.prompt_logprobs: list[TokenLogprob | None] | None = None if sampling.prompt_logprobs is None else [None]
         # The publisher's.

@@ -7,7 +7,9 @@ interrupted step the timeline is computed again from the last good checkpoint. K
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -16,6 +18,8 @@ import numpy.typing as npt
 
 from finback.engine.sampler import check_finite
 from finback.errors import EngineStateError, MemoryBudgetError, RequestError, shown
+from finback.kv.sequence import Checkpoint
+from finback.kv.snapshot import SnapshotError, read_state, write_state
 from finback.ops.step import Part
 
 if TYPE_CHECKING:
@@ -220,6 +224,47 @@ class Session:
 
     def _drop(self, index: int) -> None:
         self._checkpoints.pop(index)[1].release()
+
+    # ---- files
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the timeline and its state to a file (docs/kv.md, On disk), readable by its owner only. What a broken
+        step left open is computed first. RequestError if the session is empty, or the file cannot be written."""
+        self._check_open()
+        if not self._tokens:
+            raise RequestError("an empty session has no state to save; append at least one token first")
+        if self._good < len(self._tokens):
+            self._restore(len(self._tokens))
+        identity, copy = self._engine._identity(), self._state.checkpoint()
+        assert isinstance(copy, Checkpoint), "backends without pages have no identity"
+        try:
+            write_state(Path(path), identity, self._tokens, copy)
+        except OSError as error:
+            raise RequestError(f"{path}: {error.strerror}; choose another place") from None
+
+    def load(self, path: str | os.PathLike[str]) -> None:
+        """Become the timeline of a file that `save` wrote with the same model and settings, without computing it.
+        RequestError, saying why, if that is not possible; nothing changes then."""
+        self._check_open()
+        pool = self._engine._model.pool
+        identity = self._engine._identity()
+        assert pool is not None
+        try:
+            tokens, checkpoint = read_state(Path(path), identity, pool)
+        except SnapshotError as error:
+            raise RequestError(f"{error}; give a file that save() wrote with this model") from None
+        try:
+            if len(tokens) > self._engine.context:
+                raise RequestError(
+                    f"{path} has {len(tokens)} tokens, more than the context of {self._engine.context}; "
+                    f"load the model with a larger context="
+                )
+            while self._checkpoints:
+                self._drop(len(self._checkpoints) - 1)
+            self._state.restore(checkpoint)
+            self._tokens, self._good, self._logits = tokens, len(tokens), None
+        finally:
+            checkpoint.release()
 
     # ---- end
 

@@ -110,6 +110,7 @@ class Speculation:
         if most <= 0 or not self.gate.open:
             return []
         found = self._lookup.propose(most) if self._lookup is not None else []
-        if len(found) > 1 or self._next is None:
+        expected, self._next = self._next, None
+        if len(found) > 1 or expected is None:
             return found
-        return [self._next]
+        return [expected]

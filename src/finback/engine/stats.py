@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from finback.engine.scheduler import Kind
 from finback.kv.prefix import PrefixStats
+from finback.kv.store import StoreStats
 
 STEPS_KEPT = 4096
 
@@ -54,9 +55,9 @@ class EngineStats:
 
     waiting, reading, running: requests not yet admitted, prompts being read, answers being drawn. steps, rows (tokens
     computed) and seconds by kind of step; drawn: tokens of answers; drafted, accepted: drafts computed, and those that
-    were right; gap_seconds: time between steps that followed one
-    another. prefix: the prefix cache, None if it is off. pages, shared_pages: in use, and by more than one. memory:
-    bytes by entry of the ledger, "budget" among them.
+    were right; gap_seconds: time between steps that followed one another. prefix, disk: the prefix cache and the store
+    on disk, None if off. pages, shared_pages: in use, and by more than one. memory: bytes by entry of the ledger,
+    "budget" among them.
     """
 
     waiting: int
@@ -70,6 +71,7 @@ class EngineStats:
     accepted: int
     gap_seconds: float
     prefix: PrefixStats | None
+    disk: StoreStats | None
     pages: int
     shared_pages: int
     memory: dict[str, int] = field(default_factory=dict)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from finback.kv.pages import Page, PagePool
-from finback.kv.sequence import Checkpoint
+from finback.kv.sequence import Checkpoint, Lease
 
 Ids = npt.NDArray[np.int32]
 
@@ -192,7 +192,7 @@ class PrefixCache:
 
     # ---- keeping
 
-    def insert(self, tokens: Sequence[int], checkpoint: Checkpoint) -> None:
+    def insert(self, tokens: Sequence[int] | Ids, checkpoint: Checkpoint) -> None:
         """Keep the state after `tokens`. The checkpoint is the cache's from now on; where one is there already, that
         one stays and the new one is released."""
         ids = np.asarray(tokens, np.int32)
@@ -319,7 +319,51 @@ class PrefixCache:
             self._forgotten.clear()
             self._forgotten_tokens = 0
 
+    def forget(self, tokens: Sequence[int]) -> None:
+        """Let go of the state after exactly these tokens."""
+        with self._pool.lock:
+            node, below, matched = self._walk(np.asarray(tokens, np.int32))
+            if below is None and matched == len(tokens) == node.end and node.checkpoint is not None:
+                self._drop(node)
+
     # ---- looking in
+
+    def worth_saving(self, *, closing: bool) -> list[tuple[Ids, Lease]]:
+        """States that a restart should find: the ends of what was said, and beginnings that several used; when the
+        engine closes, also the state before each end, where an answer is drawn again. Longest first; release them."""
+        with self._pool.lock:
+            now = self._clock()
+            found: dict[Node, None] = {}
+            inner = {above for node in self._kept for above in self._ancestors(node)}
+            for node in self._kept:
+                if node not in inner:
+                    found[node] = None
+                    before = next((above for above in self._ancestors(node) if above.checkpoint is not None), None)
+                    if closing and before is not None:
+                        found[before] = None
+                elif self._heat(node, now) >= 2.0:
+                    found[node] = None
+            states = []
+            for node in found:
+                assert node.checkpoint is not None
+                states.append((self._tokens(node), Lease(self._pool, node.checkpoint)))
+            return sorted(states, key=lambda state: -len(state[0]))
+
+    @staticmethod
+    def _ancestors(node: Node) -> Iterator[Node]:
+        above = node.parent
+        while above is not None:
+            yield above
+            above = above.parent
+
+    @staticmethod
+    def _tokens(node: Node) -> Ids:
+        edges = []
+        here: Node | None = node
+        while here is not None:
+            edges.append(here.edge)
+            here = here.parent
+        return np.concatenate(edges[::-1])
 
     def checkpoints(self) -> list[Checkpoint]:
         """All that are kept."""

@@ -19,7 +19,7 @@ class Checkpoint:
 
     def __init__(self, pool: PagePool, length: int, reach: int, frontier: native.Buffer, pages: list[Page]) -> None:
         self.length, self.reach, self.pages = length, reach, pages
-        self._pool, self._frontier = pool, frontier
+        self.pool, self._frontier = pool, frontier
         self.nbytes = frontier.size
         self._released = False
         pool.holders.add(self)
@@ -38,13 +38,36 @@ class Checkpoint:
 
     def release(self) -> None:
         """Give the memory back. Releasing twice is fine."""
-        with self._pool.lock:
+        with self.pool.lock:
             if self._released:
                 return
             self._released = True
-            self._pool.holders.discard(self)
-            self._pool.account.release("checkpoints", self.nbytes)
+            self.pool.holders.discard(self)
+            self.pool.account.release("checkpoints", self.nbytes)
             del self._frontier
+            pages, self.pages = self.pages, []
+            self.pool.give(pages)
+
+
+class Lease:
+    """What a checkpoint holds, kept while it is written to disk though the checkpoint may be released meanwhile."""
+
+    def __init__(self, pool: PagePool, checkpoint: Checkpoint) -> None:
+        """Under the pool's lock."""
+        self.length, self.reach, self.frontier = checkpoint.length, checkpoint.reach, checkpoint.frontier
+        self.pages, self._pool = list(checkpoint.pages), pool
+        pool.share(self.pages)
+        pool.holders.add(self)
+
+    @property
+    def charged(self) -> tuple[str, int]:
+        """The frontier is the checkpoint's in the ledger."""
+        return ("checkpoints", 0)
+
+    def release(self) -> None:
+        """Let go of it."""
+        with self._pool.lock:
+            self._pool.holders.discard(self)
             pages, self.pages = self.pages, []
             self._pool.give(pages)
 

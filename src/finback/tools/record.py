@@ -29,7 +29,7 @@ KEYS: Final[dict[str, tuple[str, ...]]] = {
     "prefill": ("size", "depth", "threads"),
     "startup": ("what",),
     "versus": ("runner", "what", "size", "threads"),
-    "serving": ("what", "streams", "prompt", "new", "share", "stall", "threads"),
+    "serving": ("what", "mode", "streams", "prompt", "new", "share", "stall", "threads"),
 }
 """The fields that name a row, by the kind of its record. Rows of two records with the same name are compared."""
 
