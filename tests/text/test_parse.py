@@ -1,0 +1,239 @@
+"""What a model wrote, taken apart: the same parts for any cut of the text, calls that are always JSON, talk that stays
+talk."""
+
+from __future__ import annotations
+
+import json
+import random
+
+import pytest
+
+from finback.text.parse import CallArguments, CallBegun, CallEnded, Content, Ended, OutputParser, Piece, Reasoning
+
+D = "｜DSML｜"
+TOOLS = ("look_up",)
+
+
+def block(*invokes: str, v41: bool = False) -> str:
+    name = " calls" if v41 else "tool_calls"
+    return f"<{D}{name}>\n" + "".join(invokes) + f"</{D}{name}>"
+
+
+def invoke(name: str, *parameters: str, v41: bool = False) -> str:
+    gap = " " if v41 else ""
+    return f'<{D}{gap}invoke name="{name}">\n' + "".join(parameters) + f"</{D}{gap}invoke>\n"
+
+
+def parameter(name: str, value: str, string: str | None = "true", v41: bool = False) -> str:
+    gap, kind = " " if v41 else "", f' string="{string}"' if string is not None else ""
+    return f'<{D}{gap}parameter name="{name}"{kind}>{value}</{D}{gap}parameter>\n'
+
+
+CALL4, CALL41 = (
+    block(
+        invoke("look_up", parameter("place", "Oslo", v41=v), parameter("days", "3", "false", v41=v), v41=v), v41=v
+    )
+    for v in (False, True)
+)
+WANTED = {"place": "Oslo", "days": 3}
+
+
+class Whole:
+    """All parts of an answer put together."""
+
+    def __init__(self, pieces: list[Piece]) -> None:
+        self.reasoning = "".join(p.text for p in pieces if isinstance(p, Reasoning))
+        self.content = "".join(p.text for p in pieces if isinstance(p, Content))
+        self.names = [p.name for p in pieces if isinstance(p, CallBegun)]
+        self.arguments = ["" for _ in self.names]
+        for piece in pieces:
+            if isinstance(piece, CallArguments):
+                self.arguments[piece.index] += piece.text
+        self.ended = [p.index for p in pieces if isinstance(p, CallEnded)]
+
+    @property
+    def calls(self) -> list[object]:
+        return [json.loads(text) for text in self.arguments]
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Whole) and vars(self) == vars(other)
+
+    def __repr__(self) -> str:
+        return repr(vars(self))
+
+
+def parsed(
+    pieces: list[str] | str, *, thinking: bool = True, tools: tuple[str, ...] | None = TOOLS, ended: Ended = "stop"
+) -> Whole:
+    parser = OutputParser(thinking=thinking, tools=tools)
+    found: list[Piece] = []
+    for piece in [pieces] if isinstance(pieces, str) else pieces:
+        found += parser.feed(piece)
+    return Whole(found + parser.finish(ended))
+
+
+def cuts(text: str, seed: int = 0) -> list[list[str]]:
+    dice = random.Random(seed)
+    ways = [[text[:i], text[i:]] for i in range(len(text) + 1)]
+    ways += [[text[i : i + n] for i in range(0, len(text), n)] for n in (1, 2, 7)]
+    for _ in range(5):
+        at = sorted(dice.randrange(len(text) + 1) for _ in range(6))
+        ways.append([text[a:b] for a, b in zip([0, *at], [*at, len(text)], strict=True)])
+    return ways
+
+
+@pytest.mark.parametrize("call", [CALL4, CALL41])
+def test_any_cut_gives_the_same(call: str) -> None:
+    """Case C01."""
+    text = "Reason</think>Sure.\n\n" + call
+    for pieces in cuts(text):
+        parser = OutputParser(thinking=True, tools=TOOLS)
+        found = [part for piece in pieces for part in parser.feed(piece)] + parser.finish("stop")
+        whole = Whole(found)
+        assert (whole.reasoning, whole.content, whole.names, whole.calls) == ("Reason", "Sure.", ["look_up"], [WANTED])
+        assert whole.ended == [0]
+        for part in found:
+            assert "DSML" not in repr(part)
+            assert "｜" not in repr(part)
+
+
+def test_talking_about_the_markup_is_not_a_call() -> None:
+    """Case C03."""
+    mention = f"The format is `<{D}tool_calls>` followed by invokes."
+    for text in (mention + "</think>Done.", mention + "\n" + mention + "</think>Done."):
+        for pieces in cuts(text):
+            whole = parsed(pieces)
+            assert (whole.content, whole.names) == ("Done.", [])
+            assert whole.reasoning == text.partition("</think>")[0]
+    quoted = "Like this:\n" + block(invoke("example", parameter("a", "b"))) + "\nand so on.</think>Done."
+    for pieces in cuts(quoted):
+        whole = parsed(pieces)
+        assert (whole.content, whole.names) == ("Done.", [])
+        assert whole.reasoning == quoted.partition("</think>")[0]
+    declared = "Like this:\n" + CALL4 + "\nand so on.</think>Done."
+    for pieces in cuts(declared):
+        assert parsed(pieces).names == []
+        assert parsed(pieces).content == "Done."
+    for pieces in cuts(f"Write <{D}tool_calls> or <{D}invoke> or <{D}parameter name> or <{D}, then text."):
+        whole = parsed(pieces, thinking=False)
+        assert whole.content == "".join(pieces)
+
+
+@pytest.mark.parametrize("cut", [10, 60, 120, 200, 400])
+def test_cut_by_the_limit(cut: int) -> None:
+    """Case C05: no call is whole, and what was said of one is the beginning of JSON."""
+    text = block(invoke("look_up", parameter("place", "Oslo"), parameter("note", "x" * 400)))[:cut]
+    for pieces in cuts(text):
+        parser = OutputParser(thinking=False, tools=TOOLS)
+        found = [part for piece in pieces for part in parser.feed(piece)] + parser.finish("length")
+        assert parser.completed == 0
+        assert not any(isinstance(part, CallEnded) for part in found)
+        whole = Whole(found)
+        if whole.names and whole.arguments[0]:
+            assert '{"place":"Oslo","note":"'.startswith(whole.arguments[0][:24])
+
+
+def test_a_call_that_the_model_left_open_is_closed() -> None:
+    text = block(invoke("look_up", parameter("place", "Oslo"), parameter("days", "3", "false")))
+    for length in range(text.index("Oslo") + 4, len(text)):
+        whole = parsed(text[:length], thinking=False)
+        assert whole.ended == [0], text[:length]
+        assert whole.calls[0]["place"].startswith("Oslo")  # type: ignore[index]
+
+
+def test_without_tools_blocks_are_taken_out() -> None:
+    """Case C07."""
+    for pieces in cuts("Here." + CALL4):
+        parser = OutputParser(thinking=False, tools=None)
+        found = [part for piece in pieces for part in parser.feed(piece)] + parser.finish("stop")
+        assert found
+        assert Whole(found).content == "Here."
+        assert all(isinstance(part, Content) for part in found)
+        assert parser.dropped == 1
+
+
+def test_twelve_calls() -> None:
+    """Case C09: each is whole when its closing tag has come."""
+    invokes = [invoke("look_up", parameter("place", str(i))) for i in range(12)]
+    parser, found = OutputParser(thinking=False, tools=TOOLS), []
+    found += parser.feed(f"<{D}tool_calls>\n")
+    for i, text in enumerate(invokes):
+        found += parser.feed(text)
+        assert parser.completed == i + 1
+    whole = Whole(found + parser.feed(f"</{D}tool_calls>") + parser.finish("stop"))
+    assert whole.ended == list(range(12))
+    assert whole.calls == [{"place": str(i)} for i in range(12)]
+
+
+def test_a_lone_angle_bracket() -> None:
+    """Case C11: what was handed out is only ever added to."""
+    pieces = ["run get Interface ", "<", "interface", "> now", "</", "thin", "g>", "</thi", "nk>", "ok"]
+    whole = parsed(pieces)
+    assert (whole.reasoning, whole.content) == ("run get Interface <interface> now</thing>", "ok")
+    for pieces in cuts("a < b </ c <th </think>x <y> </think> z <"):
+        whole = parsed(pieces)
+        assert (whole.reasoning, whole.content) == ("a < b </ c <th ", "x <y>  z <")
+
+
+def test_a_closing_tag_after_the_call() -> None:
+    """Case C13."""
+    for pieces in cuts("Let me check.\n\n" + CALL4 + "\n</think>"):
+        whole = parsed(pieces)
+        assert (whole.reasoning, whole.content, whole.calls) == ("Let me check.", "", [WANTED])
+    for pieces in cuts("Let me check.\n\n" + CALL41):
+        assert parsed(pieces).calls == [WANTED]
+
+
+def test_odd_calls_are_calls_and_always_json() -> None:
+    """Case C19, and what is seen in the wild."""
+    table: list[tuple[str, str, object]] = [
+        (block(invoke("Look_Up", parameter("place", "x"))), "Look_Up", {"place": "x"}),
+        (block(invoke("delete_all")), "delete_all", {}),
+        (block(invoke("look_up", parameter("place", "a"), parameter("place", "b"))), "look_up", {"place": "b"}),
+        (block(invoke("look_up", parameter("days", "not json", "false"))), "look_up", {"days": "not json"}),
+        (block(invoke("look_up", parameter("days", " 3 ", "false"))), "look_up", {"days": 3}),
+        (block(invoke("look_up", parameter("on", "true", None))), "look_up", {"on": True}),
+        (block(invoke("look_up", '<parameter name="on">true</parameter>\n')), "look_up", {"on": True}),
+        (block(invoke("look_up", f'<parameter name="on">true</{D}parameter>\n')), "look_up", {"on": True}),
+        (block(invoke("look_up", '{"place": "Oslo"}\n')), "look_up", {"place": "Oslo"}),
+        (invoke("look_up", parameter("place", "no outer tag")), "look_up", {"place": "no outer tag"}),
+        (
+            block(
+                f'<{D}invoke   name="look_up"  >\n<{D}parameter  name="place"   string="true" >x</{D}parameter>'
+                f"</{D}invoke>"
+            ),
+            "look_up",
+            {"place": "x"},
+        ),
+        (
+            block(invoke("look_up", parameter("note", 'a "quote"\n\\ </parameter <x> <｜DSML｜invoke name="y"> é 🦊'))),
+            "look_up",
+            {"note": 'a "quote"\n\\ </parameter <x> <｜DSML｜invoke name="y"> é 🦊'},
+        ),
+        (block(invoke("look_up", parameter("k", '{"a": [1, null]}', "false"))), "look_up", {"k": {"a": [1, None]}}),
+    ]  # fmt: skip
+    for text, name, arguments in table:
+        for pieces in cuts(text + "\nand more that nobody reads"):
+            whole = parsed(pieces, thinking=False)
+            assert (whole.names, whole.calls, whole.content) == ([name], [arguments], ""), text
+
+
+def test_any_text_gives_the_same_for_any_cut() -> None:
+    """Random pieces of markup: the same parts, and JSON, however it is cut."""
+    dice = random.Random(4)
+    words = [
+        "a", " ", "\n", "<", ">", "</think>", f"<{D}", f"</{D}", f"<{D}tool_calls>", f"</{D}tool_calls>",
+        f"<{D} calls>",
+        f'<{D}invoke name="look_up">', f"</{D}invoke>", f'<{D}parameter name="p" string="true">', f"</{D}parameter>",
+        f'<{D}parameter name="q" string="false">', "3", '"', "{", "｜", "DSML",
+    ]  # fmt: skip
+    for _ in range(400):
+        text = "".join(dice.choice(words) for _ in range(dice.randrange(1, 14)))
+        thinking, ended = dice.random() < 0.5, dice.choice(["stop", "length"])
+        tools = dice.choice([TOOLS, None])
+        whole = parsed(text, thinking=thinking, tools=tools, ended=ended)  # type: ignore[arg-type]
+        for n in (1, 2, 3):
+            pieces = [text[i : i + n] for i in range(0, len(text), n)]
+            assert parsed(pieces, thinking=thinking, tools=tools, ended=ended) == whole, text  # type: ignore[arg-type]
+        for index in whole.ended:
+            assert isinstance(json.loads(whole.arguments[index]), dict)
