@@ -8,7 +8,9 @@ import random
 
 import pytest
 
+from finback.text.messages import messages_from_json, tools_from_json
 from finback.text.parse import CallArguments, CallBegun, CallEnded, Content, Ended, OutputParser, Piece, Reasoning
+from finback.text.render import render
 
 D = "｜DSML｜"
 TOOLS = ("look_up",)
@@ -237,3 +239,36 @@ def test_any_text_gives_the_same_for_any_cut() -> None:
             assert parsed(pieces, thinking=thinking, tools=tools, ended=ended) == whole, text  # type: ignore[arg-type]
         for index in whole.ended:
             assert isinstance(json.loads(whole.arguments[index]), dict)
+
+
+def test_what_is_rendered_is_parsed_again() -> None:
+    """An assistant's turn as the prompt format writes it comes back as it was."""
+    dice = random.Random(7)
+    texts = ["Sure.", "Two\n\nlines", "a < b", "naïve 🦊", "", "`code`"]
+    values: list[object] = ["Oslo", 'say "hi"\n</x>', 3, -1.5, True, None, [1, {"a": []}], {"k": "v"}, ""]
+    for _ in range(200):
+        calls = [
+            {f"p{i}": dice.choice(values) for i in range(dice.randrange(0, 4))} for _ in range(dice.randrange(0, 4))
+        ]
+        reasoning, content = dice.choice(texts), dice.choice(texts)
+        message = {
+            "role": "assistant",
+            "reasoning_content": reasoning,
+            "content": content,
+            "tool_calls": [
+                {
+                    "id": f"call_{i:02}",
+                    "type": "function",
+                    "function": {"name": "look_up", "arguments": json.dumps(call)},
+                }
+                for i, call in enumerate(calls)
+            ],
+        }
+        messages = [{"role": "user", "content": "x"}, message]
+        tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
+        prompt = render(messages_from_json(messages, thinking=True), tools=tools_from_json(tools), thinking=True)
+        said = prompt.text.split("<｜Assistant｜><think>")[1].split("<｜end▁of▁sentence｜>")[0]
+        whole = parsed([said[i : i + 5] for i in range(0, len(said), 5)])
+        assert (whole.reasoning, whole.calls) == (reasoning, calls), said
+        assert whole.content == content or (calls and whole.content == content.rstrip())
+        assert whole.ended == list(range(len(calls)))
