@@ -144,8 +144,7 @@ def test_cancelled_and_started_again(
     assert {key: seen[key] for key in logits} == logits
 
 
-@pytest.mark.parametrize("mode", ["lookup", "mtp", "auto"])
-@pytest.mark.parametrize("kept", [0, None])
+@pytest.mark.parametrize(("mode", "kept"), [("lookup", 0), ("mtp", 0), ("auto", None)])
 def test_speculation(
     truth: tuple[list[Asked], list[tuple[tuple[int, ...], ...]], Draws], mode: str, kept: int | None
 ) -> None:
