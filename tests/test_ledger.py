@@ -107,6 +107,19 @@ def test_giving_back_more_than_there_is_is_a_defect() -> None:
         ledger.release("arena", 1)
 
 
+def test_what_is_moved_is_never_free_in_between() -> None:
+    ledger = Ledger(10)
+    ledger.reserve("promised", 6)
+    ledger.reserve("weights", 4)
+    ledger.move("promised", "pages", 5)
+    assert ledger.table() == {"promised": 1, "weights": 4, "pages": 5, "budget": 10}
+    with pytest.raises(ValueError, match="promised holds 1 bytes, not 2"):
+        ledger.move("promised", "pages", 2)
+    ledger.move("promised", "pages", 1)
+    ledger.move("promised", "frontiers", 0)
+    assert ledger.table() == {"weights": 4, "pages": 6, "budget": 10}
+
+
 def test_many_threads_never_pass_the_budget() -> None:
     ledger = Ledger(1000)
     granted: list[int] = []

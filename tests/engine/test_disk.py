@@ -11,6 +11,7 @@ import signal
 import stat
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ import finback
 from finback import Sampling
 from finback.errors import RequestError
 from finback.kv.snapshot import SnapshotError, read
-from finback.kv.store import SAVE_SPACING
+from finback.kv.store import SAVE_SPACING, Store
 from finback.weights.fingerprint import weights_hash
 from tests.engine.spy import drawn_logits
 from tests.tiny import write_folder
@@ -353,3 +354,30 @@ def test_sessions_are_saved_and_loaded(model: Path, tmp_path: Path) -> None:
         with pytest.raises(RequestError, match="777 tokens, more than the context of 500"):
             session.load(file)
         engine._model.pool.check(engine._ledger.table)
+
+
+def test_a_request_waits_for_memory_that_a_state_being_written_holds(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with load(model, tmp_path / "none") as probe:
+        base = sum(size for name, size in probe.memory().items() if name != "budget")
+        room = probe._model.promised_bytes(1700, 12, 1)
+    begun, go, save = threading.Event(), threading.Event(), Store.save
+
+    def slow(self: Store, *args: Any) -> None:
+        begun.set()
+        assert go.wait(30)
+        save(self, *args)
+
+    monkeypatch.setattr(Store, "save", slow)
+    with load(model, tmp_path / "kv", memory=base + room, prefix_cache="1GiB") as engine:
+        engine.generate(prompt(1, 1700), GREEDY)
+        assert begun.wait(30), "an engine with nothing to do writes"
+        request = engine.submit(prompt(2, 1700), GREEDY)
+        deadline = time.monotonic() + 30
+        while engine.stats().waiting == 0:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        go.set()
+        assert len(request.result().token_ids) == 12
+        assert engine.stats().prefix.evictions > 0

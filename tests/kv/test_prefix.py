@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 
+from finback.errors import EngineStateError
 from finback.kv.layout import MAX_DRAFT, plan_layout
 from finback.kv.pages import PagePool
-from finback.kv.prefix import HALF_LIFE_S, REMEMBERED_TOKENS, PrefixCache, common
+from finback.kv.prefix import HALF_LIFE_S, REMEMBERED_TOKENS, Found, PrefixCache, common
 from finback.kv.sequence import SequenceState
 from finback.weights.ledger import Ledger
 from tests.tiny import TINY
@@ -35,11 +37,8 @@ class Cache:
 
     def compute(self, tokens: Sequence[int], keep_at: Sequence[int] = ()) -> int:
         """As the engine does: start from what is kept, leave checkpoints, and the end. Returns tokens reused."""
-        found = self.prefix.find(tokens, len(tokens) - 1)
-        self.prefix.use(found)
         state = SequenceState(self.pool)
-        if found.checkpoint is not None:
-            state.restore(found.checkpoint, found.length)
+        found = self.prefix.begin(tokens, state)
         for stop in [*(k for k in keep_at if k > found.length), len(tokens)]:
             state.reserve(stop)
             state.advance(stop - state.length)
@@ -193,6 +192,59 @@ def test_branches_without_states_are_forgotten_after_a_while() -> None:
     assert len(cache.prefix._root.children) <= 4
     assert "evicted" in cache.prefix.find([14, *([7] * size)], size).reason
     assert cache.prefix.find([3, *([7] * size)], size).reason == "nothing kept begins like this prompt"
+
+
+def test_places_where_branches_once_were_are_forgotten_with_them() -> None:
+    cache, stem = Cache(), list(range(3, 253))
+    cache.compute(stem)
+    for at in range(1, 200):
+        cache.compute([*stem[:at], 2, *([7] * (REMEMBERED_TOKENS // 8))])
+        cache.prefix.forget([*stem[:at], 2, *([7] * (REMEMBERED_TOKENS // 8))])
+        cache.check()
+    node, nodes = next(iter(cache.prefix._kept)), 0
+    assert _tokens(node) == stem
+    while node.parent is not None:
+        node, nodes = node.parent, nodes + 1
+    assert nodes <= 10
+    assert cache.prefix._forgotten_tokens == sum(len(node.edge) for node in cache.prefix._forgotten)
+
+
+def test_a_state_that_is_being_written_stays_and_is_charged() -> None:
+    cache = Cache()
+    cache.compute(list(range(3, 400)))
+    cache.compute(list(range(4, 400)))
+    lease = cache.prefix.lease(list(range(3, 400)))
+    assert lease is not None
+    assert cache.prefix.lease(list(range(3, 399))) is None
+    cache.prefix.evict(1 << 30)
+    assert cache.prefix.checkpoints() == [lease.checkpoint]
+    cache.check()
+    cache.prefix.clear()
+    assert cache.ledger.table()["checkpoints"] == lease.checkpoint.nbytes
+    assert cache.pool.holders == {lease.checkpoint}
+    cache.pool.check(cache.ledger.table)
+    assert lease.checkpoint.frontier.size == lease.checkpoint.nbytes
+    lease.release()
+    lease.release()
+    assert cache.ledger.table() == {"budget": 1 << 30}
+    with pytest.raises(EngineStateError, match="released"):
+        SequenceState(cache.pool).restore(lease.checkpoint)
+
+
+def test_what_was_found_is_there_when_it_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another thread wants all memory between finding a state and starting from it: it has to wait."""
+    cache, use = Cache(), PrefixCache.use
+    cache.compute(list(range(3, 400)))
+    other = threading.Thread(target=cache.prefix.evict, args=(1 << 40,))
+
+    def use_late(self: PrefixCache, found: Found) -> None:
+        use(self, found)
+        other.start()
+        other.join(0.2)
+
+    monkeypatch.setattr(PrefixCache, "use", use_late)
+    assert cache.compute(list(range(3, 500))) == 397
+    other.join()
 
 
 def test_heat_halves() -> None:

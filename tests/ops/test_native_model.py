@@ -124,6 +124,7 @@ def test_going_back_and_on_gives_the_same_bits(
     copy = state.checkpoint()
     model.run([Part(state, [7, 8, 9, 10, 11, 12])])  # another continuation, past what the rings can take back
     state.restore(copy)
+    state.reserve(69)
     model.run([Part(state, [*IDS[30:40], 99, 98, 97])])
     state.rewind(40)
     rest = np.concatenate(
@@ -131,6 +132,7 @@ def test_going_back_and_on_gives_the_same_bits(
     )
     assert np.array_equal(rest, truth[0][40:])
     state.clear()
+    state.reserve(20)
     assert np.array_equal(model.run([Part(state, IDS[:20], range(20))]), truth[0][:20])
     copy.release()
     state.close()

@@ -6,9 +6,9 @@ fail a request for want of a kept state: without one, more is computed.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from finback.engine.request import Request
@@ -24,6 +24,26 @@ class Keeper:
         """limit: most bytes of the prefix cache."""
         self._prefix, self._store, self._limit = prefix, store, limit
         self._disk = None if store is None else ThreadPoolExecutor(1, "finback-disk")
+        self._at_work: set[object] = set()
+        self.on_memory: Callable[[], None] | None = None
+        """Called, from the disk's thread, when memory that it held is free."""
+
+    @property
+    def holds_memory(self) -> bool:
+        """Whether the disk's thread holds memory that is free soon, so that who lacks some should wait. Any thread."""
+        return bool(self._at_work)
+
+    @contextmanager
+    def _work(self) -> Iterator[None]:
+        """Memory is held inside."""
+        mark = object()
+        self._at_work.add(mark)
+        try:
+            yield
+        finally:
+            self._at_work.discard(mark)
+            if self.on_memory is not None:
+                self.on_memory()
 
     # ---- finding
 
@@ -50,7 +70,7 @@ class Keeper:
         assert self._store is not None
         assert self._prefix is not None
         try:
-            with suppress(MemoryBudgetError):
+            with suppress(MemoryBudgetError), self._work():
                 checkpoint = self._store.restore(stored)
                 if checkpoint is not None:
                     self._prefix.insert(stored.tokens, checkpoint)
@@ -64,12 +84,8 @@ class Keeper:
         elif request.prompt_logprobs is not None:
             request.cache_note = "prompt_logprobs computes every token of the prompt"
         else:
-            found = self._prefix.find(request.ids, len(request.ids) - 1)
-            request.cache_note = found.reason
-            self._prefix.use(found)
-            if found.checkpoint is not None:
-                state.restore(found.checkpoint, found.length)
-                request.cached_tokens = found.length
+            found = self._prefix.begin(request.ids, state)
+            request.cache_note, request.cached_tokens = found.reason, found.length
 
     def forget(self, request: Request) -> bool:
         """A request failed that may have begun from a state on disk: whether it did, and the state is gone now."""
@@ -115,12 +131,15 @@ class Keeper:
         """Write what a restart should find: in the disk's thread, and at the end in the loop's."""
         if self._prefix is None or self._store is None:
             return
-        for tokens, lease in self._prefix.worth_saving(closing=closing):
-            try:
-                if self._store.wants(tokens, closing=closing):
-                    self._store.save(tokens, lease)
-            finally:
-                lease.release()
+        for tokens in self._prefix.worth_saving(closing=closing):
+            if self._store.wants(tokens, closing=closing):
+                with self._work():
+                    lease = self._prefix.lease(tokens)
+                    if lease is not None:
+                        try:
+                            self._store.save(tokens, lease.checkpoint)
+                        finally:
+                            lease.release()
 
     def close(self) -> None:
         """Write what is new, and let go of all."""

@@ -77,6 +77,7 @@ class Loop:
         self._changed = threading.Condition()
         self._inbox: deque[tuple[Request, list[Answer]]] = deque()
         self._stir = self._closing = False
+        keeper.on_memory = self.wake
         self._waiting: dict[Job, tuple[Request, list[Answer]]] = {}
         self._reading: dict[Job, Reading] = {}
         self._lanes: list[Lane] = []
@@ -208,10 +209,11 @@ class Loop:
             taken = len(self._lanes) + sum(len(reading.answers) for reading in self._reading.values())
             if taken + len(answers) > self._max_batch:
                 break
+            wait = bool(self._lanes or self._reading) or self._keeper.holds_memory  # before it may be given back
             try:
                 promises = self._promise(request)
             except MemoryBudgetError as error:
-                if self._lanes or self._reading:
+                if wait:
                     break
                 del self._waiting[job]
                 self._scheduler.remove(job)
@@ -539,6 +541,7 @@ class Loop:
         while self._lanes:
             self._fail_lane(self._lanes[0], error)
         self._keeper.close()
+        self._keeper.on_memory = None
         with self._changed:  # what the disk's thread still brought
             for request, answers in self._inbox:
                 self._publisher.post([Failed(answers, request, error)])

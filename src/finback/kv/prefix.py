@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from finback.kv.pages import Page, PagePool
-from finback.kv.sequence import Checkpoint, Lease
+from finback.kv.sequence import Checkpoint, Lease, SequenceState
 
 Ids = npt.NDArray[np.int32]
 
@@ -182,6 +182,16 @@ class PrefixCache:
             self._reused += found.length
             self._warm(found.node)
 
+    def begin(self, tokens: Sequence[int], state: SequenceState) -> Found:
+        """Bring an empty sequence as far into a prompt as possible, at least one token before its end. In one piece:
+        what was found cannot be evicted for another thread before it is used. MemoryBudgetError as of `restore`."""
+        with self._pool.lock:
+            found = self.find(tokens, len(tokens) - 1)
+            self.use(found)
+            if found.checkpoint is not None:
+                state.restore(found.checkpoint, found.length)
+            return found
+
     def _warm(self, node: Node) -> None:
         now = self._clock()
         node.heat, node.used = self._heat(node, now) + 1.0, now
@@ -248,7 +258,8 @@ class PrefixCache:
         count. Returns what was freed."""
         with self._pool.lock:
             now, cost = self._clock(), self._seconds_per_token()
-            order = [(self._score(node, now, cost), i, node) for i, node in enumerate(self._kept)]
+            kept = [node for node in self._kept if node.checkpoint is not None and not node.checkpoint.leased]
+            order = [(self._score(node, now, cost), i, node) for i, node in enumerate(kept)]
             heapq.heapify(order)
             freed = 0
             while order and freed < size:
@@ -306,9 +317,23 @@ class PrefixCache:
             parent = oldest.parent
             assert parent is not None
             del parent.children[int(oldest.edge[0])]
-            if not parent.children and parent.checkpoint is None and parent is not self._root:
+            if parent is self._root or parent.checkpoint is not None:
+                continue
+            if not parent.children:
                 self._forgotten[parent] = None
                 self._forgotten_tokens += len(parent.edge)
+            elif len(parent.children) == 1 and not parent.evicted:
+                self._join(parent)
+
+    def _join(self, node: Node) -> None:
+        """Make one edge of two: nothing branches off at `node` any more."""
+        (child,) = node.children.values()
+        parent = node.parent
+        assert parent is not None
+        if child in self._forgotten:
+            self._forgotten_tokens += len(node.edge)
+        child.edge, child.parent = np.concatenate([node.edge, child.edge]), parent
+        parent.children[int(child.edge[0])] = child
 
     def clear(self) -> None:
         """Let go of everything."""
@@ -322,15 +347,27 @@ class PrefixCache:
     def forget(self, tokens: Sequence[int]) -> None:
         """Let go of the state after exactly these tokens."""
         with self._pool.lock:
-            node, below, matched = self._walk(np.asarray(tokens, np.int32))
-            if below is None and matched == len(tokens) == node.end and node.checkpoint is not None:
+            node = self._exactly(tokens)
+            if node is not None and node.checkpoint is not None:
                 self._drop(node)
+
+    def _exactly(self, tokens: Sequence[int] | Ids) -> Node | None:
+        """The node of these tokens."""
+        node, below, matched = self._walk(np.asarray(tokens, np.int32))
+        return node if below is None and matched == len(tokens) else None
 
     # ---- looking in
 
-    def worth_saving(self, *, closing: bool) -> list[tuple[Ids, Lease]]:
-        """States that a restart should find: the ends of what was said, and beginnings that several used; when the
-        engine closes, also the state before each end, where an answer is drawn again. Longest first; release them."""
+    def lease(self, tokens: Sequence[int] | Ids) -> Lease | None:
+        """The state after exactly these tokens, None if it is gone; release it soon, because meanwhile its memory is
+        nobody else's."""
+        with self._pool.lock:
+            node = self._exactly(tokens)
+            return None if node is None or node.checkpoint is None else Lease(node.checkpoint)
+
+    def worth_saving(self, *, closing: bool) -> list[Ids]:
+        """The tokens of states that a restart should find: the ends of what was said, and beginnings that several
+        used; when the engine closes, also the state before each end, where an answer is drawn again. Longest first."""
         with self._pool.lock:
             now = self._clock()
             found: dict[Node, None] = {}
@@ -343,11 +380,7 @@ class PrefixCache:
                         found[before] = None
                 elif self._heat(node, now) >= 2.0:
                     found[node] = None
-            states = []
-            for node in found:
-                assert node.checkpoint is not None
-                states.append((self._tokens(node), Lease(self._pool, node.checkpoint)))
-            return sorted(states, key=lambda state: -len(state[0]))
+            return [self._tokens(node) for node in sorted(found, key=lambda node: -node.end)]
 
     @staticmethod
     def _ancestors(node: Node) -> Iterator[Node]:

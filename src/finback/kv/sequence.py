@@ -21,55 +21,59 @@ class Checkpoint:
         self.length, self.reach, self.pages = length, reach, pages
         self.pool, self._frontier = pool, frontier
         self.nbytes = frontier.size
-        self._released = False
+        self._leases, self._released = 0, False
         pool.holders.add(self)
+
+    @property
+    def leased(self) -> bool:
+        """Whether it stays although it may have been released."""
+        return self._leases > 0
 
     @property
     def frontier(self) -> native.Buffer:
         """The bytes; EngineStateError after release()."""
-        if self._released:
+        if self._released and not self._leases:
             raise EngineStateError("this checkpoint was released; compute the tokens again")
         return self._frontier
 
     @property
     def charged(self) -> tuple[str, int]:
         """The ledger entry of its frontier, and bytes in it."""
-        return ("checkpoints", 0 if self._released else self.nbytes)
+        return ("checkpoints", self.nbytes)
 
     def release(self) -> None:
-        """Give the memory back. Releasing twice is fine."""
+        """Give the memory back, as soon as no lease holds it. Releasing twice is fine."""
         with self.pool.lock:
-            if self._released:
-                return
-            self._released = True
-            self.pool.holders.discard(self)
-            self.pool.account.release("checkpoints", self.nbytes)
-            del self._frontier
-            pages, self.pages = self.pages, []
-            self.pool.give(pages)
+            if not self._released:
+                self._released = True
+                self._free()
+
+    def _free(self) -> None:
+        if self._leases or not self._released:
+            return
+        self.pool.holders.discard(self)
+        self.pool.account.release("checkpoints", self.nbytes)
+        del self._frontier
+        pages, self.pages = self.pages, []
+        self.pool.give(pages)
 
 
 class Lease:
-    """What a checkpoint holds, kept while it is written to disk though the checkpoint may be released meanwhile."""
+    """A checkpoint that stays whole while it is written to disk, and charged, though its owner may release it
+    meanwhile."""
 
-    def __init__(self, pool: PagePool, checkpoint: Checkpoint) -> None:
+    def __init__(self, checkpoint: Checkpoint) -> None:
         """Under the pool's lock."""
-        self.length, self.reach, self.frontier = checkpoint.length, checkpoint.reach, checkpoint.frontier
-        self.pages, self._pool = list(checkpoint.pages), pool
-        pool.share(self.pages)
-        pool.holders.add(self)
-
-    @property
-    def charged(self) -> tuple[str, int]:
-        """The frontier is the checkpoint's in the ledger."""
-        return ("checkpoints", 0)
+        self.checkpoint, self._ended = checkpoint, False
+        checkpoint._leases += 1
 
     def release(self) -> None:
-        """Let go of it."""
-        with self._pool.lock:
-            self._pool.holders.discard(self)
-            pages, self.pages = self.pages, []
-            self._pool.give(pages)
+        """Let go of it. Releasing twice is fine."""
+        with self.checkpoint.pool.lock:
+            if not self._ended:
+                self._ended = True
+                self.checkpoint._leases -= 1
+                self.checkpoint._free()
 
 
 class SequenceState:

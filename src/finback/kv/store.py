@@ -28,7 +28,7 @@ from finback import native
 from finback.errors import RequestError
 from finback.kv.pages import PagePool
 from finback.kv.prefix import HALF_LIFE_S, Ids, common
-from finback.kv.sequence import Checkpoint, Lease
+from finback.kv.sequence import Checkpoint
 from finback.kv.snapshot import (
     SEGMENT_PAGES,
     Header,
@@ -231,7 +231,7 @@ class Store:
         known = self.find(tokens, len(tokens))[1]
         return len(tokens) - known >= (1 if closing else SAVE_SPACING)
 
-    def save(self, tokens: Sequence[int] | Ids, checkpoint: Lease) -> None:
+    def save(self, tokens: Sequence[int] | Ids, checkpoint: Checkpoint) -> None:
         """Write a state: segments that are not there, then the checkpoint. What no longer fits `space` goes, least
         worth first. A disk that is full is a problem that is named, not an error."""
         ids = np.asarray(tokens, np.int32)
