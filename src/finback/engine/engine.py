@@ -114,7 +114,10 @@ class Engine:
                 model.pool, clock=time.monotonic, seconds_per_token=partial(_seconds_per_token, self._scheduler)
             )
         self._grammars = Grammars(
-            lambda: self.tokenizer, self.config.vocab_size, frozenset(self.config.eos_token_ids), ledger
+            lambda: self.tokenizer,
+            self.config.vocab_size,
+            frozenset(self.config.eos_token_ids),
+            ledger if model.pool is None else model.pool,
         )
         self._think = _thinking_tokens(tokenizer)
         self._loop: Loop | None = None  # started by the first request

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,6 @@ from finback.errors import RequestError, shown
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-    from finback.kv.pages import Account
     from finback.text.tokenizer import Tokenizer
 
 MAX_SOURCE = 256 << 10
@@ -124,11 +123,21 @@ def _check_tree(schema: Any) -> None:
         stack += [(item, depth + 1) for item in inner]
 
 
+class Charged(Protocol):
+    """Who grants memory: the pool of pages, which can have the prefix cache make room, or the ledger itself."""
+
+    def reserve(self, name: str, size: int, /) -> None:
+        """MemoryBudgetError if it is not there."""
+
+    def release(self, name: str, size: int, /) -> None:
+        """Give it back."""
+
+
 class Grammars:
     """Compiled grammars of one engine, the latest KEPT_GRAMMARS of them kept. From any thread."""
 
     def __init__(
-        self, tokenizer: Callable[[], Tokenizer], vocab: int, end_ids: frozenset[int], account: Account
+        self, tokenizer: Callable[[], Tokenizer], vocab: int, end_ids: frozenset[int], account: Charged
     ) -> None:
         self._tokenizer, self._vocab, self._end_ids, self._account = tokenizer, vocab, end_ids, account
         self._lock = threading.Lock()

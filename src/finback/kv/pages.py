@@ -282,6 +282,17 @@ class PagePool:
             self.account.release("promised", surplus)
             self._promised -= surplus
 
+    # ---- what others need
+
+    def reserve(self, name: str, size: int) -> None:
+        """Reserve in the account for somebody else, with what the prefix cache can spare."""
+        with self.lock:
+            self._granted(lambda: self.account.reserve(name, size))
+
+    def release(self, name: str, size: int) -> None:
+        """Give it back."""
+        self.account.release(name, size)
+
     # ---- frontiers and their copies
 
     def frontier(self, name: str, promise: Promise | None = None) -> native.Buffer:
