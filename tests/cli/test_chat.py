@@ -171,6 +171,7 @@ class Terminal:
     def __init__(self, home: Path, *args: str) -> None:
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
+            signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's job in the background has it ignored
             os.environ |= {"XDG_STATE_HOME": str(home), "TERM": "dumb"}
             os.execv(sys.executable, [sys.executable, "-m", "finback.cli.main", "chat", "--temp", "0", *args])
         self.text = ""
