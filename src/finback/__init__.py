@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from finback.engine.sampling import Sampling
     from finback.engine.session import Session
     from finback.errors import (
+        DownloadError,
         EngineStateError,
         FinbackError,
         MemoryBudgetError,
@@ -47,6 +48,7 @@ _HOMES = {
     "Usage": "finback.engine.result",
     "Sampling": "finback.engine.sampling",
     "Session": "finback.engine.session",
+    "DownloadError": "finback.errors",
     "EngineStateError": "finback.errors",
     "FinbackError": "finback.errors",
     "MemoryBudgetError": "finback.errors",
@@ -60,6 +62,7 @@ _HOMES = {
 __all__ = [
     "ARITHMETIC_VERSION",
     "Completion",
+    "DownloadError",
     "Engine",
     "EngineStateError",
     "Event",

@@ -77,6 +77,10 @@ class MemoryBudgetError(FinbackError):
         super().__init__(message)
 
 
+class DownloadError(FinbackError):
+    """Something cannot be downloaded. What arrived is kept where that helps."""
+
+
 class NumericError(FinbackError):
     """A computation met a value that is not finite; the request that caused it ends, the engine lives.
 

@@ -22,6 +22,8 @@ class Hub:
     faults: dict[str, list[str]] = field(default_factory=dict)
     small: frozenset[str] = frozenset({"config.json"})  # in git itself, with git's hash
     unhashed: frozenset[str] = frozenset()
+    listings: list[object] = field(default_factory=list)  # of /api/models, before the right one: a status, or a body
+    commit: str = COMMIT
     requests: list[tuple[str, str | None]] = field(default_factory=list)
     url: str = ""
 
@@ -36,7 +38,7 @@ class Hub:
                 entry["blobId"] = "0" * 40
                 entry["lfs"] = {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 130}
             siblings.append(entry)
-        known = {"id": self.repo, "modelId": self.repo, "sha": COMMIT, "private": False, "tags": []}
+        known = {"id": self.repo, "modelId": self.repo, "sha": self.commit, "private": False, "tags": []}
         return known | {"siblings": siblings}
 
 
@@ -51,9 +53,14 @@ class _Handler(BaseHTTPRequestHandler):
         hub, path = self.hub, self.path.partition("?")[0]
         hub.requests.append((path, self.headers.get("Range")))
         if path.startswith(f"/api/models/{hub.repo}"):
-            self.plain(200, json.dumps(hub.info()).encode(), "application/json")
+            answer = hub.listings.pop(0) if hub.listings else hub.info()
+            if isinstance(answer, int):
+                self.plain(answer, b"", Retry_After="0")
+            else:
+                body = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+                self.plain(200, body, "application/json")
             return
-        prefix = f"/{hub.repo}/resolve/{COMMIT}/"
+        prefix = f"/{hub.repo}/resolve/{hub.commit}/"
         name = path.removeprefix(prefix)
         if not path.startswith(prefix) or name not in hub.files:
             self.plain(404, b"", error="EntryNotFound" if hub.repo in path else "RepoNotFound")

@@ -37,7 +37,8 @@ def test_what_is_a_name(text: str, expected: HubName | None) -> None:
 
 def test_files_that_stay_inside() -> None:
     assert all(is_safe(file) for file in ("a", "a/b.c", "..a/b"))
-    assert not any(is_safe(file) for file in ("", "/a", "a/", "../a", "a/../b", "a/.", "a\\b", "a\0"))
+    lead_out = ("", "/a", "a/", "../a", "a/../b", "a/.", "a\\b", "a\0")
+    assert not any(is_safe(file) for file in (*lead_out, "a\x1b[2J", "a\n"))
 
 
 def test_parts_belong_together() -> None:

@@ -26,8 +26,8 @@ def command(name: str, patterns: tuple[str, ...], revision: str) -> None:
     they get their names. HF_TOKEN opens gated models, HF_HOME says where the cache is.
     """
     from finback.errors import RequestError, shown
-    from finback.hub.download import pull
     from finback.hub.names import parse_name
+    from finback.hub.pull import pull
 
     hub_name = parse_name(name)
     if hub_name is None:

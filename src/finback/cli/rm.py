@@ -18,14 +18,14 @@ def command(names: tuple[str, ...], yes: bool) -> None:
       finback rm org/name/model-Q4_K_M.gguf -y
     """
     from finback.errors import shown_size
-    from finback.hub.cache import removable, remove
+    from finback.hub.cache import removal
 
-    sizes = {name: removable(name)[1] for name in dict.fromkeys(names)}
-    for name, size in sizes.items():
-        click.echo(f"{name}: {shown_size(size)}")
+    removals = {name: removal(name) for name in dict.fromkeys(names)}
+    for name, what in removals.items():
+        click.echo(f"{name}: {shown_size(what.size)}")
     if not yes:
         if not sys.stdin.isatty():
             raise click.UsageError("there is no terminal to ask on; give -y to remove without asking")
         click.confirm("remove?", abort=True)
-    for name in sizes:
-        remove(name)
+    for name in removals:
+        removal(name).carry_out()  # looked at anew: the one before may have left bytes to this one

@@ -1,8 +1,9 @@
 """Models in the cache of the Hugging Face hub, which other tools share.
 
 Owns reading and removing: which files of a repository are here, which model a name means, what a file takes on disk.
-Refuses to download; `hub/download.py` does. The layout is the hub's: blobs named by their hash, snapshots of links to
-them by commit, refs that name a commit.
+Refuses to download (`hub/pull.py` does), and to remove a byte that lies outside the repository's own folder or that
+another repository leads to. The layout is the hub's: blobs named by their hash, snapshots of links to them by commit,
+refs that name a commit.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from finback.errors import RequestError
-from finback.hub.names import HubName, choose, gguf_models, parse_name
+from finback.errors import RequestError, shown
+from finback.hub.names import choose, gguf_models, is_hash, parse_name
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,14 +43,13 @@ def repo_folder(repo: str) -> Path:
     return cache_root() / f"models--{repo.replace('/', '--')}"
 
 
-def snapshot(repo: str, revision: str = "main") -> Path | None:
-    """The snapshot of a revision, or None if it is not here."""
-    folder = repo_folder(repo)
-    commit = revision
-    with suppress(OSError):
-        commit = (folder / "refs" / revision).read_text(encoding="utf-8").strip()
-    place = folder / "snapshots" / commit
-    return place if place.is_dir() else None
+def snapshots(folder: Path) -> list[Path]:
+    """The snapshots in the folder of a repository: that of main first, then the newest."""
+    main = ""
+    with suppress(OSError, UnicodeDecodeError):
+        main = (folder / "refs" / "main").read_text(encoding="utf-8").strip()
+    places = [place for place in folder.glob("snapshots/*") if is_hash(place.name, 40) and place.is_dir()]
+    return sorted(places, key=lambda place: (place.name != main, -place.stat().st_mtime, place.name))
 
 
 def files_of(place: Path) -> list[str]:
@@ -58,52 +58,62 @@ def files_of(place: Path) -> list[str]:
     for folder, _, names in os.walk(place):
         for name in names:
             path = Path(folder) / name
-            if path.exists():  # not a link to a blob that is gone
+            if path.is_file():  # not a link to a blob that is gone
                 found.append(path.relative_to(place).as_posix())
     return sorted(found)
 
 
 def resolve(name: str) -> Path | None:
     """The path of a model in the cache by its name; None if the name cannot be one of the hub. RequestError, with the
-    command that downloads it, if it is not here."""
+    command that downloads it, if it is not here. What only an older snapshot has counts: the hub moves on, what was
+    downloaded stays."""
     hub_name = parse_name(name)
     if hub_name is None:
         return None
-    place = snapshot(hub_name.repo)
-    if place is None:
+    first: RequestError | None = None
+    for place in snapshots(repo_folder(hub_name.repo)):
+        try:
+            files = choose(hub_name, files_of(place))
+        except RequestError as error:
+            first = first or error
+            continue
+        models = gguf_models(files)
+        return place / next(iter(models)) if models else place
+    if first is None:
         raise RequestError(
             f"{name} is no file here, and {hub_name.repo} is not among the models that were downloaded; "
             f"finback pull {name} downloads it"
         )
-    try:
-        files = choose(hub_name, files_of(place))
-    except RequestError as error:
-        raise RequestError(
-            f"of the downloaded files, {error}; finback list shows them, finback pull downloads more"
-        ) from None
-    models = gguf_models(files)
-    return place / next(iter(models)) if models else place
+    raise RequestError(f"of the downloaded files, {first}; finback list shows them, finback pull downloads more")
 
 
 # ---- all that is there
 
 
 def kept_models() -> Iterator[Kept]:
-    """Every model in the cache, by repository."""
+    """Every model in the cache, by repository; of one that several snapshots have, what its name stands for."""
     root = cache_root()
     for folder in sorted(root.glob("models--*--*")) if root.is_dir() else []:
         repo = folder.name.removeprefix("models--").replace("--", "/", 1)
-        place = snapshot(repo)
-        if place is None or parse_name(repo) is None:
+        if parse_name(repo) is None:
             continue
-        files = files_of(place)
-        models = gguf_models(files)
-        for first, parts in models.items():
-            name = repo if len(models) == 1 and len(parts) == len(files) else f"{repo}/{first}"
-            yield _kept(name, place / first, [place / part for part in parts])
-        if "config.json" in files and any(file.endswith(".safetensors") for file in files):
-            rest = [place / file for file in files if not file.endswith(".gguf")]
-            yield _kept(repo, place, rest)
+        seen: set[str] = set()
+        for number, place in enumerate(snapshots(folder)):
+            for kept in _kept_in(place, repo, only=number == 0):
+                if kept.name not in seen:
+                    seen.add(kept.name)
+                    yield kept
+
+
+def _kept_in(place: Path, repo: str, *, only: bool) -> Iterator[Kept]:
+    """The models of a snapshot. only: whether the repository's name alone may stand for one of it."""
+    files = files_of(place)
+    models = gguf_models(files)
+    for first, parts in models.items():
+        name = repo if only and len(models) == 1 and len(parts) == len(files) else f"{repo}/{first}"
+        yield _kept(name, place / first, [place / part for part in parts])
+    if "config.json" in files and any(file.endswith(".safetensors") for file in files):
+        yield _kept(repo, place, [place / file for file in files if not file.endswith(".gguf")])
 
 
 def _kept(name: str, path: Path, files: list[Path]) -> Kept:
@@ -114,49 +124,80 @@ def _kept(name: str, path: Path, files: list[Path]) -> Kept:
 # ---- removing
 
 
-def removable(name: str) -> tuple[list[Path], int]:
-    """The links that removing a model removes, in all snapshots, and the bytes that go with them. RequestError if
-    nothing of that name is here."""
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What removing a model takes away: names in snapshots, blobs that nothing else leads to, and their bytes. whole:
+    the folder of the repository goes with them. used: other repositories lead into that folder."""
+
+    folder: Path
+    names: tuple[Path, ...]
+    blobs: tuple[Path, ...]
+    size: int
+    whole: bool
+    used: bool
+
+    def carry_out(self) -> None:
+        """Remove it. RequestError if the disk does not let go."""
+        try:
+            if self.whole:
+                shutil.rmtree(self.folder)
+                return
+            for path in (*self.names, *self.blobs):
+                path.unlink(missing_ok=True)
+            if not self.used and not any(files_of(place) for place in snapshots(self.folder)):
+                shutil.rmtree(self.folder)
+        except OSError as error:
+            raise RequestError(
+                f"{error.filename} cannot be removed ({error.strerror}); look at who may write there"
+            ) from None
+
+
+def removal(name: str) -> Removal:
+    """What removing a model, or one file of a repository, takes away. RequestError if nothing of that name is here, or
+    if its bytes are not its own."""
     hub_name = parse_name(name)
     folder = None if hub_name is None else repo_folder(hub_name.repo)
     if hub_name is None or folder is None or not folder.is_dir():
         raise RequestError(f"{name} is not among the models that were downloaded; finback list shows them")
-    links: list[Path] = []
-    for place in sorted((folder / "snapshots").glob("*")):
+    if folder.is_symlink():
+        raise RequestError(f"{shown(folder.name)} in the cache is a link to another place; remove it there")
+    whole = hub_name.file is None and hub_name.tag is None
+    names: list[Path] = []
+    for place in snapshots(folder):
         files = files_of(place)
-        whole = hub_name.file is None and hub_name.tag is None
         with suppress(RequestError):  # a snapshot without it
-            links += [place / file for file in (files if whole else choose(hub_name, files))]
-    if not links and (hub_name.file is not None or hub_name.tag is not None):
+            names += [place / file for file in (files if whole else choose(hub_name, files))]
+    if not names and not whole:
         raise RequestError(f"{name} is not among the files that were downloaded; finback list shows them")
-    return links, sum(blob.stat().st_size for blob in _freed(folder, links))
+    blobs = _own_blobs(folder) if whole else {path.resolve() for path in names} & _own_blobs(folder)
+    used = _used_by_others(folder)
+    if whole and used:
+        raise RequestError(f"{next(iter(used.values()))} leads to files of {hub_name.repo}; remove that first")
+    gone = set(names)
+    still = [place / file for place in snapshots(folder) for file in files_of(place)]
+    freed = sorted(blobs - used.keys() - {path.resolve() for path in still if path not in gone})
+    plain = [path for path in names if not path.is_symlink()]
+    size = sum(path.stat().st_size for path in (*freed, *plain))
+    return Removal(folder, tuple(names), tuple(freed), size, whole, bool(used))
 
 
-def remove(name: str) -> int:
-    """Remove a model, or one file of a repository; bytes freed. What other files still need stays."""
-    links, size = removable(name)
-    hub_name = parse_name(name)
-    assert hub_name is not None
-    folder = repo_folder(hub_name.repo)
-    if hub_name.file is None and hub_name.tag is None:
-        shutil.rmtree(folder)
-        return size
-    freed = _freed(folder, links)
-    for path in [*links, *freed]:
-        path.unlink(missing_ok=True)
-    if not any(files_of(place) for place in (folder / "snapshots").glob("*")):
-        shutil.rmtree(folder)
-    return size
+def _own_blobs(folder: Path) -> set[Path]:
+    """The blobs that really lie in a repository's folder: not those of a store that `blobs` is a link to."""
+    blobs, inside = folder / "blobs", folder.resolve()
+    return {
+        path.resolve() for path in blobs.glob("*") if path.is_file() and path.resolve().is_relative_to(inside)
+    }
 
 
-def _freed(folder: Path, links: list[Path]) -> list[Path]:
-    """The blobs that no other link leads to."""
-    gone = {path.resolve() for path in links}
-    for place in (folder / "snapshots").glob("*"):
-        gone -= {(place / file).resolve() for file in files_of(place) if place / file not in links}
-    return sorted(gone)
-
-
-def where(name: HubName) -> Path:
-    """The folder in which a repository lies, for messages."""
-    return repo_folder(name.repo)
+def _used_by_others(folder: Path) -> dict[Path, str]:
+    """Files in a repository's folder that other repositories of the cache lead to, and which does."""
+    inside = folder.resolve()
+    found: dict[Path, str] = {}
+    for other in cache_root().glob("*--*--*"):
+        if other.name == folder.name or not other.is_dir():
+            continue
+        for parent in ("snapshots", "blobs"):
+            for path in (other / parent).rglob("*"):
+                if path.is_symlink() and path.resolve().is_relative_to(inside):
+                    found[path.resolve()] = other.name.partition("--")[2].replace("--", "/", 1)
+    return found

@@ -11,12 +11,15 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import PurePosixPath
+from typing import TypeGuard
 
 from finback.errors import RequestError, shown
 from finback.formats.split import PartName
 
 _WORD = r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}"
 _NAME = re.compile(rf"(?P<repo>{_WORD}/{_WORD})(?::(?P<tag>[A-Za-z0-9._-]{{1,64}})|/(?P<file>[^:\\]{{1,512}}))?")
+
+_REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/+@-]{0,199}")
 
 SMALL = (".json", ".jinja", ".txt", ".model")
 """Files beside the weights of a folder: configuration and tokenizer."""
@@ -45,9 +48,20 @@ def parse_name(name: str) -> HubName | None:
 
 
 def is_safe(file: str) -> bool:
-    """Whether a file name of a repository stays inside a folder."""
+    """Whether a file name of a repository stays inside a folder, and a terminal can show it."""
     parts = file.split("/")
-    return bool(file) and "\\" not in file and "\0" not in file and not any(part in ("", ".", "..") for part in parts)
+    return file.isprintable() and "\\" not in file and not any(part in ("", ".", "..") for part in parts)
+
+
+def is_hash(text: object, digits: int) -> TypeGuard[str]:
+    """Whether a text is a hash: so many hexadecimal digits."""
+    return isinstance(text, str) and len(text) == digits and all(c in "0123456789abcdef" for c in text)
+
+
+def check_revision(revision: str) -> None:
+    """RequestError if a revision cannot be a branch, a tag or a commit, such as one that leads out of a folder."""
+    if not _REVISION.fullmatch(revision) or ".." in revision or not is_safe(revision):
+        raise RequestError(f"--revision is {shown(revision)}; give a branch, a tag or a commit, such as main")
 
 
 def gguf_models(files: Iterable[str]) -> dict[str, list[str]]:
