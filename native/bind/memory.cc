@@ -5,8 +5,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
+#include <sys/mman.h>
 
 #include <array>
+#include <cerrno>
 #include <optional>
 
 #include "bind/bind.h"
@@ -209,6 +211,17 @@ void bind_memory(nb::module_& m) {
             return view(self, buffer.data(), buffer.size());
         });
     m.def("buffer_bytes", &Buffer::total);
+    // Keeps the bytes of a FileMap or a Buffer in memory, or lets them go again; 0, or why it cannot be done
+    // (an errno). Reads what is not there yet.
+    m.def(
+        "lock_memory",
+        [](nb::handle owner, bool on) {
+            const Bytes bytes = bytes_of(owner);
+            const nb::gil_scoped_release released;
+            const auto size = static_cast<size_t>(bytes.size);
+            return (on ? mlock(bytes.data, size) : munlock(bytes.data, size)) == 0 ? 0 : errno;
+        },
+        nb::arg("owner"), nb::arg("on"));
 
     nb::class_<Value>(m, "Value")
         .def(

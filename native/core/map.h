@@ -22,6 +22,7 @@ class FileMap {
     const std::string& path() const { return path_; }
     const uint8_t* data() const { return data_; }
     int64_t size() const { return size_; }
+    int fd() const { return fd_; }
 
     // Whether the file differs from what was mapped; if so, sets `why` as above. One fstat call, no
     // allocation when not.

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import atexit
 import mmap
+import os
 import threading
+from collections.abc import Iterable
 from collections.abc import Sequence as List
 from dataclasses import dataclass
 
@@ -39,6 +41,7 @@ from finback._native import (
     BenchExperts,
     BenchProducts,
     Buffer,
+    DirectFile,
     Encoding,
     FileMap,
     Format,
@@ -77,6 +80,7 @@ __all__ = [
     "BenchExperts",
     "BenchProducts",
     "Buffer",
+    "DirectFile",
     "Encoding",
     "FileMap",
     "Format",
@@ -108,6 +112,7 @@ __all__ = [
     "index_scratch_bytes",
     "kernel_functions",
     "levels",
+    "lock_memory",
     "make_resident",
     "map_file",
     "packed_bytes",
@@ -123,6 +128,7 @@ __all__ = [
     "start_program",
     "threads_refused",
     "why_no_kernel",
+    "window_bytes",
 ]
 
 Window = tuple[float, float, bool]
@@ -219,22 +225,50 @@ def map_file(path: str) -> FileMap:
         raise ModelFileError(path, f"{error}; give a readable model file") from None
 
 
+def lock_memory(owners: Iterable[FileMap | Buffer]) -> str | None:
+    """Keep the bytes of files and buffers in memory until they are closed: all, or none and the reason why not."""
+    locked: list[FileMap | Buffer] = []
+    for owner in owners:
+        if error := _native.lock_memory(owner, True):
+            for other in locked:
+                _native.lock_memory(other, False)
+            return os.strerror(error)
+        locked.append(owner)
+    return None
+
+
 # ---- programs
 # -------------------------------------------------------------------------------------------------------
 
 
+def window_bytes(source: Matrix | MatrixStack) -> int:
+    """Bytes of the window that each thread needs to copy matrices past the page cache."""
+    return int(_native.window_bytes(source))
+
+
 def make_resident(
-    isa: str, threads: int, source: Matrix | MatrixStack, numbers: List[int], to: Buffer, offsets: List[int]
+    isa: str,
+    threads: int,
+    source: Matrix | MatrixStack,
+    numbers: List[int],
+    to: Buffer,
+    offsets: List[int],
+    *,
+    readers: Iterable[DirectFile] = (),
+    windows: Iterable[Buffer] = (),
 ) -> int | None:
     """Copies matrices `numbers` of a stack (or a matrix, number 0) to their places in a buffer, laid out for the
     kernels, on all threads.
 
+    readers: of the files they lie in, to read past the page cache through `windows`, one a thread; () reads where
+    they are mapped.
+
     Returns the first that holds a weight which is not finite, or None. PlatformError if the system refuses the
-    threads, EngineStateError in a forked child of a process that has used them.
+    threads, EngineStateError in a forked child of a process that has used them, EOFError if a file was cut.
     """
     places = np.array(numbers, np.int32), np.array(offsets, np.int64)
     try:
-        bad = _native.make_resident(isa, threads, source, places[0], to, places[1])
+        bad = _native.make_resident(isa, threads, source, places[0], to, places[1], list(readers), list(windows))
     except OSError as error:
         raise threads_refused(threads, error) from None
     if bad is None:

@@ -44,11 +44,13 @@ def load_options(command: F) -> F:
             ),
             click.option(
                 "--weights",
-                type=click.Choice(["auto", "mapped", "resident"]),
+                type=click.Choice(["auto", "mapped", "resident", "direct"]),
                 default="auto",
                 show_default=True,
-                help="Multiply with the file as it lies, or with copies laid out for speed.",
+                help="Multiply with the file as it lies, or with copies laid out for speed; direct makes them past "
+                "the page cache.",
             ),
+            click.option("--pin", is_flag=True, help="Keep the weights in memory, whatever else the machine does."),
             click.option("--prefill-chunk", type=int, default=None, metavar="N", help="Tokens per prefill step."),
             click.option(
                 "--kv-dir", default=None, metavar="DIR", help="Keep what was read across restarts [default: do not]."
@@ -146,7 +148,10 @@ def load_engine(options: dict[str, Any]) -> Engine:
     from finback.cli.screen import waiting
 
     with waiting("loading"):
-        return finback.load(options.pop("model"), **options)
+        engine = finback.load(options.pop("model"), **options)
+    for note in engine.notes:
+        click.echo(f"finback: {note}", err=True)
+    return engine
 
 
 def read_text(text: str | None, file: str | None) -> str:

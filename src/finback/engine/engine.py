@@ -161,6 +161,11 @@ class Engine:
         """Whether cache rows are rounded as the model was trained (docs/exactness.md section 9)."""
         return self._model.cache_rounding
 
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences about what was asked for and the system did not allow: the engine goes on without."""
+        return self._model.notes
+
     def memory(self) -> dict[str, int]:
         """Bytes in use by entry of the ledger, "budget" among them."""
         return self._ledger.table()

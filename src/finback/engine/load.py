@@ -52,7 +52,7 @@ DEFAULT_PREFIX_CACHE = 8 << 30
 
 DEFAULT_KV_SPACE = "8GiB"
 
-WEIGHTS = ("auto", "mapped", "resident")
+WEIGHTS = ("auto", "mapped", "resident", "direct")
 """How matrices are held, see `load`."""
 
 
@@ -65,6 +65,7 @@ def load(
     isa: str | None = None,
     prefill_chunk: int | None = None,
     weights: str = "auto",
+    pin: bool = False,
     cache_rounding: bool | None = None,
     prefix_cache: str | int | None = None,
     prefill_share: float = DEFAULT_PREFILL_SHARE,
@@ -88,8 +89,11 @@ def load(
         prefill_chunk: most rows of one step. It changes speed and memory, never a bit of an answer.
         weights: "mapped" multiplies with the file as it lies: opens at once, pages are shared between processes.
             "resident" copies matrices into memory laid out for the kernels: faster, takes the time of reading them.
+            "direct" does the same and reads past the page cache: for a model that fills most of the memory.
             "auto": resident where the copies take at most three quarters of the budget and the rest fits beside
             them. Never changes a bit.
+        pin: keep the weights in memory, whatever else the machine does. Where the system does not allow it,
+            `Engine.notes` says so and they are not.
         cache_rounding: round cache rows as DeepSeek's models were trained; None: on for DeepSeek checkpoints.
         prefix_cache: most memory for what earlier requests left, to start later ones from: a size such as "2GiB", 0
             for none; None: half of what is free in the budget, at most 8 GiB.
@@ -134,6 +138,8 @@ def load(
         raise RequestError(f"cache_rounding is {shown(cache_rounding)}; it must be True, False or None")
     if weights not in WEIGHTS:
         raise RequestError(f"weights is {shown(weights)}; it must be one of {', '.join(WEIGHTS)}")
+    if not isinstance(pin, bool):
+        raise RequestError(f"pin is {shown(pin)}; it must be True or False")
     checkpoint = open_checkpoint(path, cache_rounding=cache_rounding is not False)
     limit = checkpoint.config.max_position_embeddings
     tokens = min(DEFAULT_CONTEXT, limit) if context is None else _within("context", context, 1, limit)
@@ -155,11 +161,9 @@ def load(
         max_rows=min(chunk, tokens),
         max_logit_rows=min(MAX_LOGIT_ROWS, tokens),
         cache_rounding=checkpoint.config.cache_rounding,
+        pin=pin,
     )
-    if weights == "auto":
-        model = _open_auto(opened, checkpoint, ledger)
-    else:
-        model = opened(resident=weights == "resident")
+    model = _open_auto(opened, checkpoint, ledger) if weights == "auto" else opened(weights=weights)
     if prefix_cache is None:
         cache = min(DEFAULT_PREFIX_CACHE, ledger.available // 2)
     try:
@@ -221,10 +225,10 @@ def _open_with_logits(
 def _open_auto(opened: Callable[..., Model], checkpoint: OpenedCheckpoint, ledger: Ledger) -> Model:
     """With resident copies where they leave a quarter of the budget, and that is enough for the rest; else mapped."""
     stored = {(t.file, t.offset): (t.dtype, t.shape) for t in checkpoint.stored()}  # shared bytes count once
-    if resident_size(stored.values()) <= SHARE * ledger.available:
+    if not eager() and resident_size(stored.values()) <= SHARE * ledger.available:
         with suppress(MemoryBudgetError):
-            return opened(resident=True)
-    return opened(resident=False)
+            return opened(weights="resident")
+    return opened(weights="mapped")
 
 
 def open_tokenizer(checkpoint: OpenedCheckpoint) -> Tokenizer | None:

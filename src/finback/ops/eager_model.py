@@ -119,6 +119,7 @@ class EagerModel:
     pool: None = None  # of pages: rows are arrays of their own
     page_span = 1
     has_draft = False  # recorded programs only
+    notes: tuple[str, ...] = ()
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ from finback.ops.resident import ResidentCopies
 from finback.ops.step import Part, spans, wanted_rows
 from finback.ops.tape import Limits, Tensor
 from finback.weights.ledger import Ledger
-from finback.weights.tensors import Checkpoint
+from finback.weights.tensors import Checkpoint, Placing
 
 W = TypeVar("W")
 
@@ -77,7 +77,8 @@ class NativeModel:
         max_rows: int,
         max_logit_rows: int,
         cache_rounding: bool,
-        resident: bool = False,
+        weights: Placing = "mapped",
+        pin: bool = False,
         max_draft: int = MAX_DRAFT,
     ) -> None:
         """Record the programs of `architecture` over the weights of `checkpoint`.
@@ -86,7 +87,9 @@ class NativeModel:
             isa: a level of `native.select_level`.
             context: the most tokens of a sequence.
             max_rows, max_logit_rows: the most rows of a step, and of logits of one replay.
-            resident: multiply with resident copies of the matrices instead of the mapped file. Same bits, more memory.
+            weights: multiply with the file where it is mapped, or with resident copies of the matrices, read through
+                the page cache ("resident") or past it ("direct"). Same bits.
+            pin: keep weights in memory. `notes` says what the system did not allow.
 
         Raises:
             ModelFileError, UnsupportedModelError: a tensor is not where it should be, or has no kernel.
@@ -101,7 +104,8 @@ class NativeModel:
         self._ledger = ledger
         self.layout = plan_layout(self.config, cache_rounding=cache_rounding, max_draft=max_draft)
         self._limits = Limits(max_rows, max_logit_rows, context, threads)
-        copies = ResidentCopies(ledger, isa=isa, threads=threads) if resident else None
+        direct = weights == "direct"
+        copies = None if weights == "mapped" else ResidentCopies(ledger, isa=isa, threads=threads, direct=direct)
         self._weights = NativeWeights(checkpoint, ledger, copies)
         self._arena: _Arena | None = None
         try:
@@ -114,6 +118,7 @@ class NativeModel:
             self._programs = {
                 entry: self._program(ops, self._arena.buffer) for entry, ops in self._tape.entries.items()
             }
+            self.notes = tuple(self._weights.finish(pin))
             self._tape.drop_emitters()  # programs hold what they read; closing them is the end of the weights
         except BaseException:
             self._give_back()

@@ -9,13 +9,14 @@ start at any byte, for the kernels load weights unaligned.
 from __future__ import annotations
 
 import math
+import resource
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from finback import native
-from finback.errors import ModelFileError, UnsupportedModelError
+from finback.errors import ModelFileError, UnsupportedModelError, shown_size
 from finback.formats.blocks import FORMATS, decode, has_codec
 from finback.ops.resident import ResidentCopies
 from finback.weights.ledger import Ledger
@@ -89,6 +90,8 @@ class NativeWeights:
         self._charged: set[tuple[int, int]] = set()  # planes that stay mapped beside resident copies
         if copies is None:
             self._charge(checkpoint.nbytes)
+        else:
+            copies.open(self._maps)
         self._matrices: dict[str, NativeMatrix] = {}
 
     # ---- matrices
@@ -210,6 +213,33 @@ class NativeWeights:
             )
         self._charge(4 * ids.size)
         return NativeTable(name, np.ascontiguousarray(ids.reshape(w.shape), np.int32))
+
+    def finish(self, pin: bool) -> list[str]:
+        """Everything is loaded. pin: keep it in memory. Sentences about what the system did not allow."""
+        notes = []
+        reason = None if self._copies is None else self._copies.finish()
+        if reason is not None:
+            notes.append(
+                f'weights="direct" reads through the page cache, as weights="resident" does: direct reads of '
+                f"{self._checkpoint.paths[0].name} are refused ({reason})"
+            )
+        if pin:
+            notes += self._pin()
+        return notes
+
+    def _pin(self) -> list[str]:
+        """Keep copies, or what is mapped where there are none, in memory."""
+        owners = self._maps if self._copies is None else self._copies.buffers
+        reason = native.lock_memory(owners)
+        if reason is None:
+            return []
+        limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
+        allowed = "all" if limit == resource.RLIM_INFINITY else shown_size(limit)
+        return [
+            f"pin: the weights stay unpinned, the system may page them out: {shown_size(sum(o.size for o in owners))} "
+            f"are to be locked and this process may lock {allowed} ({reason}); raise the limit with ulimit -l, or "
+            f"LimitMEMLOCK= of its service"
+        ]
 
     def release(self) -> None:
         """Give back what was charged. Mappings and copies end when the last program that reads them does."""

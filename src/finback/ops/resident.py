@@ -1,12 +1,13 @@
 """Resident copies of a checkpoint's matrices: read once, laid out for the kernels, charged to the ledger.
 
-Owns which copies exist, keyed by byte range so that tensors that share bytes share a copy, and the buffers they lie
-in. Refuses weights that are not numbers, naming the tensor: in a copy they would be found by nobody. Scale planes of
-FP8_E4M3 stay where they lie.
+Owns which copies exist, keyed by byte range so that tensors that share bytes share a copy, the buffers they lie in, and
+how the file is read: where it is mapped, or past the page cache. Refuses weights that are not numbers, naming the
+tensor: in a copy they would be found by nobody. Scale planes of FP8_E4M3 stay where they lie.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -24,12 +25,22 @@ SHARE = 0.75
 
 
 class ResidentCopies:
-    """Copies made so far; `nbytes` of them are charged to the ledger as "weights"."""
+    """Copies made so far; `nbytes` of them are charged to the ledger as "weights".
 
-    def __init__(self, ledger: Ledger, *, isa: str, threads: int) -> None:
-        self._ledger, self._isa, self._threads = ledger, isa, threads
+    direct: read past the page cache, so that a model that fills most of the memory is not there twice while it is
+    loaded. `buffered` says why a file was read the ordinary way all the same.
+    """
+
+    def __init__(self, ledger: Ledger, *, isa: str, threads: int, direct: bool) -> None:
+        self._ledger, self._isa, self._threads, self._direct = ledger, isa, threads, direct
         self._made: dict[Key, tuple[native.Buffer, int]] = {}
+        self._readers: list[native.DirectFile] = []
+        self._windows: list[native.Buffer] = []
         self.nbytes = 0
+
+    def open(self, maps: Sequence[native.FileMap]) -> None:
+        """The files that copies are made from."""
+        self._readers = [native.DirectFile(file) for file in maps] if self._direct else []
 
     def matrix(self, path: str, weight: Weight, source: native.Matrix) -> native.Matrix:
         """The matrix `source`, whose bytes are those of `weight`, in a resident copy."""
@@ -37,7 +48,7 @@ class ResidentCopies:
         key = (weight.format, *weight.shape, weight.data.file, weight.data.offset, weight.stride, *scale)
         if key not in self._made:
             buffer = self._buffer(native.resident_bytes(source.format, source.rows, source.cols))
-            if native.make_resident(self._isa, self._threads, source, [0], buffer, [0]) is not None:
+            if self._copy(path, source, [0], buffer, [0]) is not None:
                 raise _not_finite(path, weight.name)
             self._made[key] = (buffer, 0)
         buffer, offset = self._made[key]
@@ -53,7 +64,7 @@ class ResidentCopies:
             buffer = self._buffer(size * len(new))
             order = sorted(new.items(), key=lambda item: item[1])
             offsets = [i * size for i in range(len(order))]
-            bad = native.make_resident(self._isa, self._threads, source, [e for _, e in order], buffer, offsets)
+            bad = self._copy(paths[stack.files[0]], source, [e for _, e in order], buffer, offsets)
             if bad is not None:
                 raise _not_finite(paths[stack.files[bad]], f"{stack.name} of expert {bad}")
             self._made.update((key, (buffer, at)) for (key, _), at in zip(order, offsets, strict=True))
@@ -63,8 +74,59 @@ class ResidentCopies:
         which = np.array([numbered[id(buffer)] for buffer, _ in places], np.int32)
         return native.resident_stack(source, buffers, which, np.array([at for _, at in places], np.int64))
 
+    def _copy(
+        self,
+        path: str,
+        source: native.Matrix | native.MatrixStack,
+        numbers: list[int],
+        to: native.Buffer,
+        offsets: list[int],
+    ) -> int | None:
+        """Make copies; the number of a matrix that holds what is not a number. ModelFileError if the file was cut."""
+        if self._readers:
+            self._widen(native.window_bytes(source))
+        try:
+            return native.make_resident(
+                self._isa,
+                self._threads,
+                source,
+                numbers,
+                to,
+                offsets,
+                readers=self._readers,
+                windows=self._windows,
+            )
+        except EOFError:
+            raise ModelFileError(path, "was cut while it was read; restore it and load the model again") from None
+
+    def _widen(self, size: int) -> None:
+        """Windows of at least `size` bytes, one a thread, until everything is read."""
+        if not self._windows or self._windows[0].size < size:
+            self._close_windows()
+            self._windows = [self._buffer(size) for _ in range(self._threads)]
+
+    def _close_windows(self) -> None:
+        held = sum(window.size for window in self._windows)
+        self._windows = []
+        self._ledger.release("weights", held)
+        self.nbytes -= held
+
+    def finish(self) -> str | None:
+        """Everything is read: give back what only reading needed. Why a file was not read past the page cache, if that
+        was wanted and could not be."""
+        self._close_windows()
+        reasons = {reader.buffered for reader in self._readers if reader.buffered}
+        self._readers = []
+        return os.strerror(min(reasons)) if reasons else None
+
+    @property
+    def buffers(self) -> list[native.Buffer]:
+        """The memory of all copies."""
+        return list({id(buffer): buffer for buffer, _ in self._made.values()}.values())
+
     def release(self) -> None:
         """Give back what was charged; memory ends with the last program that reads it."""
+        self._windows = []
         self._ledger.release("weights", self.nbytes)
         self.nbytes = 0
         self._made.clear()

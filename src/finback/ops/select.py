@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from finback.config import ModelConfig
+from finback.errors import RequestError
 from finback.ops.step import Part
 from finback.settings import eager
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from finback.kv.pages import PagePool
     from finback.ops.native import Listed
     from finback.weights.ledger import Ledger
-    from finback.weights.tensors import Checkpoint
+    from finback.weights.tensors import Checkpoint, Placing
 
 MAX_LOGIT_ROWS = 64
 """Rows of logits one replay gives; more are computed by replaying the head. 64 rows of 129,280 take 33 MB,
@@ -66,6 +67,7 @@ class Model(Protocol):
     threads: int
     max_rows: int
     cache_rounding: bool
+    notes: tuple[str, ...]
 
     @property
     def pool(self) -> PagePool | None: ...
@@ -95,11 +97,14 @@ def open_model(
     max_rows: int,
     max_logit_rows: int,
     cache_rounding: bool,
-    resident: bool,
+    weights: Placing,
+    pin: bool,
 ) -> Model:
     """The model of a checkpoint on the backend that the settings ask for; see `NativeModel` for arguments
     and errors."""
     if eager():
+        if weights != "mapped" or pin:
+            raise RequestError("FINBACK_EAGER=1 computes in NumPy arrays of its own; leave weights= and pin= out")
         from finback.ops.eager_model import EagerModel
 
         return EagerModel(checkpoint, architecture, isa=isa, max_rows=max_rows, cache_rounding=cache_rounding)
@@ -115,5 +120,6 @@ def open_model(
         max_rows=max_rows,
         max_logit_rows=max_logit_rows,
         cache_rounding=cache_rounding,
-        resident=resident,
+        weights=weights,
+        pin=pin,
     )

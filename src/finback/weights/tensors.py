@@ -19,6 +19,11 @@ from finback.config import ModelConfig
 ScaleKind = Literal["E8M0", "F32"]
 
 
+Placing = Literal["mapped", "resident", "direct"]
+"""Where matrices lie that are multiplied with: in the mapped file, or in copies, made through the page cache or past
+it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Plane:
     """`nbytes` bytes at `offset` of file number `file` (an index into `Checkpoint.paths`)."""
