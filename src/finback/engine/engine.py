@@ -44,12 +44,10 @@ if TYPE_CHECKING:
     from finback.config import ModelConfig
     from finback.ops.native import Listed
     from finback.ops.select import Model
+    from finback.text.dialects import Dialect
     from finback.text.tokenizer import Tokenizer
     from finback.weights.checkpoint import OpenedCheckpoint
     from finback.weights.ledger import Ledger
-
-Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]]
-"""Text to continue, token ids as they are, or chat messages in OpenAI's shape."""
 
 LOWEST_PRIORITY = 100
 """Priorities go from -100, the most urgent, to 100."""
@@ -74,6 +72,10 @@ class Encoded:
 
     ids: list[int]
     marks: Sequence[int] = ()
+
+
+Prompt = str | Encoded | Sequence[int] | Sequence[Mapping[str, Any]]
+"""Text to continue, token ids as they are, with marks or without, or chat messages in OpenAI's shape."""
 
 
 class Engine:
@@ -147,6 +149,13 @@ class Engine:
         return self._tokenizer
 
     @property
+    def dialect(self) -> Dialect:
+        """The generation of the prompt format that the model was trained on."""
+        from finback.text.dialects import V4_0731, find_dialect
+
+        return find_dialect(self._checkpoint.dialect) if self._checkpoint.dialect else V4_0731
+
+    @property
     def isa(self) -> str:
         """Instruction-set level of the kernels: "scalar", "avx2", ..."""
         return self._model.isa
@@ -194,6 +203,8 @@ class Engine:
         if isinstance(prompt, str):
             bos = self.config.bos_token_id
             return Encoded(([] if bos is None else [bos]) + self.tokenizer.encode(prompt))
+        if isinstance(prompt, Encoded):
+            return Encoded(self._check_ids(prompt.ids), prompt.marks)
         items = list(prompt)
         if items and all(isinstance(item, Mapping) for item in items):
             return self._render(items, thinking, effort, tools)
@@ -202,7 +213,6 @@ class Engine:
     def _render(
         self, messages: list[Any], thinking: bool, effort: str | int | None, tools: Sequence[Mapping[str, Any]]
     ) -> Encoded:
-        from finback.text.dialects import V4_0731, find_dialect
         from finback.text.messages import messages_from_json, tools_from_json, wants_continuation
         from finback.text.render import render
 
@@ -212,7 +222,7 @@ class Engine:
             thinking=thinking,
             effort=effort,
             continue_last=wants_continuation(messages),
-            dialect=find_dialect(self._checkpoint.dialect) if self._checkpoint.dialect else V4_0731,
+            dialect=self.dialect,
         )
         encoded = self.tokenizer.encode_prompt(prompt)
         return Encoded(encoded.ids, encoded.marks)

@@ -94,7 +94,8 @@ class Loop:
         """Take a request in. EngineStateError after close(), or when the loop has failed."""
         p = request.sampling
         answers = [
-            Answer(request, index, Writer(self._tokenizer, p.stops, p.min_tokens)) for index in range(p.n)
+            Answer(request, index, Writer(self._tokenizer, p.stops, p.min_tokens, None if t is None else t.end))
+            for index, t in enumerate(request.thinking)
         ]
         with self._changed:
             if self._broken is not None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from finback.engine.choice import Drawn
 from finback.engine.request import Request
-from finback.engine.result import Event, FinishReason, Timings, Usage
+from finback.engine.result import Event, FinishReason, Timings, TokenLogprob, Usage
 from finback.engine.writer import Writer
 
 
@@ -104,9 +104,9 @@ class Publisher:
         if answer.writer.stopped:
             self._end(answer, "stop")
         elif drawn.finish is not None:
-            self._end(answer, drawn.finish)
+            self._end(answer, drawn.finish, None if drawn.kept else drawn.logprob)
 
-    def _end(self, answer: Answer, reason: FinishReason) -> None:
+    def _end(self, answer: Answer, reason: FinishReason, end: TokenLogprob | None = None) -> None:
         """The last event of an answer; that of the last answer carries what the whole request took."""
         if answer.ended:
             return
@@ -117,10 +117,11 @@ class Publisher:
         usage, timings = None, None
         if request.open_answers == 0:
             usage = Usage(len(request.ids), request.completion_tokens, request.cached_tokens, request.cache_note)
-            end = time.perf_counter()
-            first = request.first_token if answer.writer.count else end
-            timings = Timings(first - request.submitted, end - first, request.started - request.submitted)
-        self._tell(request, Event((), answer.writer.finish(), reason, usage, timings, index=answer.index))
+            now = time.perf_counter()
+            first = request.first_token if answer.writer.count else now
+            timings = Timings(first - request.submitted, now - first, request.started - request.submitted)
+        text, stop = answer.writer.finish(), answer.writer.matched
+        self._tell(request, Event((), text, reason, usage, timings, answer.index, stop=stop, end=end))
 
     def _fail(self, note: Failed) -> None:
         if note.request.open_answers == 0:

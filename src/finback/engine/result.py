@@ -45,9 +45,10 @@ class Timings:
 class Event:
     """A piece of an answer: new tokens (possibly none) and the text that became certain with them (possibly empty).
 
-    The last event of each answer carries `finish_reason`, the last of the request also `usage` and `timings`.
-    `index` is the number of the answer, `logprobs` is parallel to `token_ids` if asked for. Events with `progress`
-    come before: tokens of the prompt read so far, and all.
+    The last event of each answer carries `finish_reason`, with what ended it if that was a stop string (`stop`) or a
+    stopping token (`end`, where logprobs are asked for), neither of them part of the answer; the last of the request
+    also `usage` and `timings`. `index` is the number of the answer, `logprobs` is parallel to `token_ids` if asked for.
+    Events with `progress` come before: tokens of the prompt read so far, and all.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -58,6 +59,8 @@ class Event:
     index: int = 0
     logprobs: tuple[TokenLogprob, ...] = ()
     progress: tuple[int, int] | None = None
+    stop: str | None = None
+    end: TokenLogprob | None = None
 
 
 @dataclass(frozen=True, slots=True)

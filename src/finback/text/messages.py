@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 from finback.errors import RequestError, shown
 from finback.text.jsonform import dump_json
+from finback.text.prompt import Sampled
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "latest_reminder")
 TEXT_PARTS = ("text", "input_text", "output_text")  # the last two: parts of a Responses answer, replayed
@@ -56,11 +57,13 @@ class UserMessage:
 
 @dataclass(frozen=True, slots=True)
 class AssistantMessage:
-    """A turn of the model. `reasoning` is None when the turn was made without thinking."""
+    """A turn of the model. `reasoning` is None when the turn was made without thinking. sampled: the tokens it was
+    drawn as, from after the token that opened or closed thinking to before the end of the turn, if they are known."""
 
     content: str
     reasoning: str | None = None
     tool_calls: tuple[ToolCall, ...] = ()
+    sampled: Sampled | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,9 @@
 """A prompt before it becomes tokens: runs of plain text between control tokens.
 
-Owns the split that keeps users out of the control vocabulary. A renderer says which characters are control
-tokens by emitting `Control`; everything a user, a tool or a model wrote is `Text`, and text is encoded
-without the control vocabulary. One string cannot carry that difference, so the string form exists for reading
-only. Refuses to know roles, dialects or token ids.
+Owns the split that keeps users out of the control vocabulary, and what the model drew apart from what was written. A
+renderer says which characters are control tokens by emitting `Control`; everything a user, a tool or a model wrote is
+`Text`, and text is encoded without the control vocabulary. One string cannot carry that difference, so the string form
+exists for reading only. Refuses to know roles, dialects or token ids of what is written.
 """
 
 from __future__ import annotations
@@ -26,7 +26,15 @@ class Control:
     content: str
 
 
-Segment: TypeAlias = Text | Control
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Tokens as the model once drew them, written again as they were. text: what they say, for people."""
+
+    ids: tuple[int, ...]
+    text: str
+
+
+Segment: TypeAlias = Text | Control | Sampled
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +54,17 @@ class Prompt:
     @property
     def text(self) -> str:
         """The prompt as one string, for people. Encoding this string is not equivalent to the segments."""
-        return "".join(s.value if isinstance(s, Text) else s.content for s in self.segments)
+        return "".join(_shown(segment) for segment in self.segments)
+
+
+def _shown(segment: Segment) -> str:
+    match segment:
+        case Text(value):
+            return value
+        case Control(content):
+            return content
+        case Sampled(text=text):
+            return text
 
 
 class PromptWriter:
@@ -65,6 +83,11 @@ class PromptWriter:
         """Appends one control token."""
         self._close_text()
         self._segments.append(Control(content))
+
+    def sampled(self, sampled: Sampled) -> None:
+        """Appends tokens that were drawn before."""
+        self._close_text()
+        self._segments.append(sampled)
 
     def message(self, content: str) -> None:
         """Appends the control token that opens a message, and marks it."""

@@ -14,7 +14,7 @@ One prompt reads: BOS, effort text (thinking only), system texts, tools section,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from finback.errors import RequestError
 from finback.text.dialects import V4_0731, Dialect
@@ -191,8 +191,7 @@ def _order_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def _order_calls(message: AssistantMessage) -> AssistantMessage:
-    calls = tuple(sorted(message.tool_calls, key=lambda call: call.id))
-    return AssistantMessage(message.content, message.reasoning, calls)
+    return replace(message, tool_calls=tuple(sorted(message.tool_calls, key=lambda call: call.id)))
 
 
 def _result_key(message: Message) -> tuple[bool, bool, str]:
@@ -244,6 +243,11 @@ class _Turns:
     def _assistant(self, message: AssistantMessage, is_open: bool) -> None:
         writer = self._writer
         writer.message(ASSISTANT)
+        if message.sampled is not None and not is_open and (message.reasoning is None or self._keep_reasoning):
+            writer.control(END_THINK if message.reasoning is None else THINK)
+            writer.sampled(message.sampled)
+            writer.control(EOS)
+            return
         if message.reasoning is not None and (is_open or self._keep_reasoning):
             writer.control(THINK)
             writer.text(message.reasoning)

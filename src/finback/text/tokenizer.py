@@ -18,7 +18,8 @@ from functools import cached_property
 from typing import Any
 
 from finback.errors import ModelFileError, RequestError, shown
-from finback.text.prompt import Prompt, Segment, Text
+from finback.text.prompt import Control, Prompt, Sampled, Segment, Text
+from finback.text.token_cache import TokenCache
 from finback.text.vocabulary import (
     BYTE_ALPHABET,
     Vocabulary,
@@ -138,11 +139,11 @@ class Tokenizer:
         """Ids of text and control segments. Raises RequestError for an unknown control token."""
         return [token_id for run in self._encode_runs(segments) for token_id in run]
 
-    def encode_prompt(self, prompt: Prompt) -> EncodedPrompt:
-        """Ids of a rendered prompt, with its marks as token counts."""
+    def encode_prompt(self, prompt: Prompt, cache: TokenCache | None = None) -> EncodedPrompt:
+        """Ids of a rendered prompt, with its marks as token counts. cache: what earlier prompts had encoded."""
         ids: list[int] = []
         starts: list[int] = []
-        for run in self._encode_runs(prompt.segments):
+        for run in self._encode_runs(prompt.segments, cache):
             starts.append(len(ids))
             ids.extend(run)
         before_end = [len(ids) - 1] if ids else []
@@ -202,11 +203,22 @@ class Tokenizer:
     def _control_finder(self) -> _ControlFinder:
         return _ControlFinder(self._vocabulary.controls)
 
-    def _encode_runs(self, segments: Sequence[Segment]) -> Iterator[list[int]]:
+    def _encode_runs(self, segments: Sequence[Segment], cache: TokenCache | None = None) -> Iterator[Sequence[int]]:
         """Ids of each segment."""
-        texts = iter(self._encode_texts([s.value for s in segments if isinstance(s, Text)]))
+        values = [s.value for s in segments if isinstance(s, Text)]
+        known = {} if cache is None else cache.find(values)
+        new = list(dict.fromkeys(value for value in values if value not in known))
+        known |= zip(new, self._encode_texts(new), strict=True)
+        if cache is not None:
+            cache.keep(known)
         for segment in segments:
-            yield next(texts) if isinstance(segment, Text) else [self.control_id(segment.content)]
+            match segment:
+                case Text(value):
+                    yield known[value]
+                case Control(content):
+                    yield [self.control_id(content)]
+                case Sampled(ids):
+                    yield ids
 
     def _encode_texts(self, texts: Sequence[str]) -> list[list[int]]:
         """Ids of each text, all pieces of all texts in one call, outside the GIL."""
