@@ -99,7 +99,8 @@ def test_parameters_arrive() -> None:
         *[("tools", bad) for bad in ("x", [5], [{}], [{"name": "f"}], [TOOL, TOOL], [{**TOOL, "name": "a b"}])],
         *[("tools", [{**TOOL, "input_schema": bad}]) for bad in ("x", [], {"x": float("inf")})],
         *[("tool_choice", bad) for bad in ("auto", {}, {"type": "maybe"}, {"type": "any"}, {"type": "tool"})],
-        ("tool_choice", {"type": "tool", "name": "f"}), ("tool_choice", {"type": "any", "disable_parallel_tool_use": 0}),
+        ("tool_choice", {"type": "tool", "name": "f"}),
+        ("tool_choice", {"type": "any", "disable_parallel_tool_use": 0}),
         *[("thinking", bad) for bad in ("on", {}, {"type": "maybe"}, {"type": "enabled", "budget_tokens": -1})],
         *[("output_config", bad) for bad in ("x", {"effort": 1.5}, {"effort": True}, {"format": "json"})],
         *[("output_config", {"format": bad}) for bad in ({"type": "yaml"}, {"type": "json_schema"})],
@@ -554,6 +555,7 @@ def test_a_call_is_closed_when_it_is_whole() -> None:
     stream = messages.Stream(messages.Style(), STAMP)
     for event in (Begun(1), CallBegun(0, 0, "c", "f"), CallArguments(0, 0, "{}")):
         stream.write(event)
+    assert stream.write(CallArguments(0, 0, "")) == []
     assert sse_events(stream.write(CallEnded(0, 0))) == [
         ("content_block_stop", {"type": "content_block_stop", "index": 0})
     ]

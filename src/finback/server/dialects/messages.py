@@ -81,9 +81,9 @@ class Style:
 def read(body: object, defaults: Defaults, *, drop_billing_header: bool = True) -> tuple[Ask, Style]:
     """A request from a body. Raises RefusedError, naming the field.
 
-    A body without `thinking` gets the server's default: Anthropic leaves it to the model what that means, and here the
-    model's is to think. Thinking is told whatever its `display` is, since its text comes back to the prompt only if the
-    client sends it. drop_billing_header: see `blocks.system`.
+    A body without `thinking` gets the server's default; at Anthropic's, too, it depends on the model. Thinking is told
+    whatever its `display` is, since it comes back to the prompt only if the client has its text and sends it.
+    drop_billing_header: see `blocks.system`.
     """
     fields = Fields(body)
     if not fields.has("max_tokens"):
