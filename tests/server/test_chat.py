@@ -119,6 +119,9 @@ def test_a_server_that_does_not_think_by_default() -> None:
         return prompt.thinking
 
     assert not thinks()
+    prompt = chat.read({"messages": [HI]}, Defaults(thinking=False, effort="max"))[0].prompt
+    assert isinstance(prompt, Chat)
+    assert not prompt.thinking, "how long it would think does not switch it on"
     assert thinks(reasoning_effort="low")
     assert thinks(thinking={"type": "enabled"})
 
@@ -193,8 +196,13 @@ def test_the_form_of_an_answer() -> None:
     assert read(response_format={"type": "text"}).sampling.json_schema is None
     assert read(guided_regex="a+").sampling.regex == "a+"
     assert read(structured_outputs={"json": schema}).sampling.json_schema == schema
-    with pytest.raises(RefusedError, match="leave out all but one"):
+    with pytest.raises(RefusedError, match="response_format and guided_regex are given") as refused:
         read(guided_regex="a+", response_format={"type": "json_object"})
+    assert refused.value.field == "guided_regex"
+    with pytest.raises(RefusedError, match=r"guided_json and structured_outputs\.json are given"):
+        read(guided_json={}, structured_outputs={"json": {"type": "object"}})
+    with pytest.raises(RefusedError, match="guided_regex is 5"):
+        read(guided_regex=5)
 
 
 # ---- answers

@@ -116,7 +116,7 @@ def test_the_form_of_an_answer() -> None:
     assert read(guided_regex="a+").sampling.regex == "a+"
     both = read(response_format={"type": "json_object"}, structured_outputs={"json_object": True})
     assert both.sampling.json_object
-    with pytest.raises(RefusedError, match="leave out all but one"):
+    with pytest.raises(RefusedError, match="response_format and guided_regex are given"):
         read(guided_regex="a+", response_format={"type": "json_object"})
 
 

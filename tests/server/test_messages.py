@@ -234,7 +234,7 @@ def test_shapes_of_messages() -> None:
         UserMessage("a\n\nb"),
         AssistantMessage("yes\n\nthen", "hm", (ToolCall("c1", "f", '{"é": [1, 2.5]}'),)),
         ToolMessage("r1\n\nr2", "c1"), ToolMessage("r3", "c2"), UserMessage("c\n\nd"),
-        SystemMessage("mid"),
+        reminder("mid"),
         AssistantMessage("use </think> like this", ""), AssistantMessage("again", ""),
         UserMessage("first"), ToolMessage("", "c1"), UserMessage("last"),
         UserMessage(""),
@@ -304,12 +304,17 @@ def test_what_cannot_be_read_is_refused_by_its_place(message: dict[str, Any], pa
     assert str(refused.value).startswith(f"messages[1].{path}")
 
 
+def reminder(text: str) -> UserMessage:
+    """A message of the system among the others, which stays in its place."""
+    return UserMessage(f"<system-reminder>\n{text}\n</system-reminder>")
+
+
 def test_messages_of_the_system_that_pass() -> None:
     passing = {"role": "system", "content": "now", "clear_at": "next_user_message"}
     lasting = {"role": "system", "content": "always", "clear_at": "never"}
-    assert conversation(messages=[HI, passing, lasting]).messages[1:] == (SystemMessage("now"), SystemMessage("always"))
+    assert conversation(messages=[HI, passing, lasting]).messages[1:] == (reminder("now"), reminder("always"))
     later = conversation(messages=[HI, passing, lasting, HI])
-    assert later.messages == (UserMessage("Hi"), SystemMessage("always"), UserMessage("Hi"))
+    assert later.messages == (UserMessage("Hi"), reminder("always"), UserMessage("Hi"))
 
 
 @pytest.mark.parametrize(

@@ -76,6 +76,8 @@ def wanted(p: Resolved) -> Wanted | None:
         return Wanted("regex", _limited("regex", p.regex))
     if p.grammar is not None:
         return Wanted("grammar", _few("rules", "grammar", p.grammar, p.grammar.count(":")))
+    if p.calls is not None:
+        return Wanted("calls", _limited("calls", p.calls))
     return None
 
 

@@ -23,7 +23,7 @@ MAX_BIASES = 4096
 MAX_PENALTY = 2.0
 MAX_BIAS = 100.0
 LARGEST_ID = 2**31 - 1
-FORMS = ("json_schema", "json_object", "regex", "grammar")
+FORMS = ("json_schema", "json_object", "regex", "grammar", "calls")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,8 @@ class Sampling:
     the model's prompt format (low, high, max), or a number where it has one.
 
     Form, at most one of them, from the end of thinking on. json_schema: a JSON schema. json_object: any JSON object.
-    regex, grammar: a regular expression, a grammar in Lark's notation, that the whole answer matches.
+    regex, grammar: a regular expression, a grammar in Lark's notation, that the whole answer matches. calls: such a
+    grammar as `text.tool_grammar` makes, for an answer that has to call a tool.
 
     Reporting. logprobs: with each token of the answer its log-probability and that many of the likeliest; None is off.
     prompt_logprobs: the same for the tokens of the prompt.
@@ -74,6 +75,7 @@ class Sampling:
     json_object: bool = False
     regex: str | None = None
     grammar: str | None = None
+    calls: str | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
 
@@ -109,7 +111,7 @@ class Sampling:
         _whole("thinking_budget", self.thinking_budget, 0, LARGEST_ID)
         if not isinstance(self.json_object, bool):
             raise RequestError(f"json_object is {shown(self.json_object)}; it must be True or False")
-        for name in ("regex", "grammar"):
+        for name in ("regex", "grammar", "calls"):
             value = getattr(self, name)
             if value is not None and (not isinstance(value, str) or not value):
                 raise RequestError(f"{name} is {shown(value)}; give a string that is not empty")
@@ -188,6 +190,7 @@ class Resolved:
     json_object: bool
     regex: str | None
     grammar: str | None
+    calls: str | None
     logprobs: int | None
     prompt_logprobs: int | None
 
@@ -224,6 +227,7 @@ def resolve(sampling: Sampling, defaults: GenerationDefaults) -> Resolved:
         json_object=sampling.json_object,
         regex=sampling.regex,
         grammar=sampling.grammar,
+        calls=sampling.calls,
         logprobs=sampling.logprobs,
         prompt_logprobs=sampling.prompt_logprobs,
     )

@@ -24,6 +24,10 @@ from finback.text.messages import (
 
 ROLES = ("user", "assistant", "system")
 BILLING_HEADER = "x-anthropic-billing-header"
+REMINDER = "<system-reminder>\n{}\n</system-reminder>"
+"""A message of the system among the others, as the published conversion for V4 writes it: in its place, in a turn of
+the user. At the head of the prompt each new one would change the prompt from its first words on."""
+
 _UNREADABLE = "this model reads text only, send text blocks"
 
 
@@ -71,7 +75,7 @@ def conversation(fields: Fields, think: bool) -> tuple[list[Message], frozenset[
             passing = message.one_of("clear_at", ("never", "next_user_message")) == "next_user_message"
             offered |= changes
             if text and not (passing and "user" in roles[index:]):
-                found.append(SystemMessage(text))
+                found.append(UserMessage(REMINDER.format(text)))
         else:
             raise message.refuse("role", f"give one of {', '.join(ROLES)}")
     return found, frozenset(name for name, is_offered in offered.items() if not is_offered)

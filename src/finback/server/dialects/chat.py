@@ -48,8 +48,7 @@ def read(body: object, defaults: Defaults) -> tuple[Ask, Style]:
     """A request from a body. Raises RefusedError, naming the field."""
     fields = Fields(body)
     think, effort, budget = openai.thinking(fields, defaults)
-    reply, form = openai.reply_form(fields.inner("response_format"), "json_schema")
-    form |= openai.free_form(fields)
+    reply, form = openai.form(fields)
     sampling = openai.sampling(
         fields,
         max_tokens=openai.max_tokens(fields, "max_completion_tokens", "max_tokens"),

@@ -125,9 +125,9 @@ def thinking(fields: Fields, defaults: Defaults) -> tuple[bool, str | int | None
         for name in ("thinking", "enable_thinking"):
             switch = block.boolean(name) if switch is None and block.has(name) else switch
         effort = _effort(block, "reasoning_effort") if effort is None else effort
-    effort = defaults.effort if effort is None else effort
     if switch is None:
-        switch = defaults.thinking if effort is None else effort != "none"
+        switch = (defaults.thinking and defaults.effort != "none") if effort is None else effort != "none"
+    effort = defaults.effort if effort is None else effort
     return switch, (None if effort == "none" else effort), budget
 
 
@@ -157,19 +157,26 @@ def reply_form(form: Fields | None, nested: str | None) -> tuple[JsonReply | Non
     return JsonReply(schema), {"json_schema": schema}
 
 
-def free_form(fields: Fields) -> dict[str, Any]:
-    """The form of an answer by the names that other servers made usual; as sampling parameters."""
-    found: dict[str, Any] = {}
+def form(fields: Fields) -> tuple[JsonReply | None, dict[str, Any]]:
+    """The form of an answer, by `response_format` or by the names that other servers made usual: for the prompt, and as
+    sampling parameters. It has one form at most."""
+    reply, parameters = reply_form(fields.inner("response_format"), "json_schema")
+    found = [("response_format", parameters)] if parameters else []
     places = [(fields, "guided_json", "guided_regex", "guided_grammar"), (fields, "json_schema", "regex", "grammar")]
     if block := fields.inner("structured_outputs"):
         places.append((block, "json", "regex", "grammar"))
         if block.boolean("json_object"):
-            found["json_object"] = True
+            found.append((block.path("json_object"), {"json_object": True}))
     for place, *names in places:
         for name, parameter in zip(names, ("json_schema", "regex", "grammar"), strict=True):
             if place.has(name):
-                found[parameter] = place.value(name)
-    return found
+                value = place.value(name) if parameter == "json_schema" else place.needed(name)
+                found.append((place.path(name), {parameter: value}))
+    for name, other in found[1:]:
+        if other != found[0][1]:
+            said = f"{found[0][0]} and {name} are given; an answer has one form, leave one out"
+            raise RefusedError(said, field=name)
+    return reply, found[0][1] if found else {}
 
 
 # ---- writing
