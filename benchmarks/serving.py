@@ -14,8 +14,8 @@ behind: a short request and running answers while a long prompt is read, under s
 max_stall: the time to the short one's first token, the long one's, and what is left of the answers' speed.
 turn: the next turn of a conversation of --prompt tokens: its first token after --new more, against a prompt of --new
 tokens alone.
-speculation: each mode against plain decoding, in turn, on a text that repeats itself, a story and a story drawn at
-temperature 1; and how many drafts were right.
+speculation: each mode against plain decoding, in turn, on copying, stories, and stories drawn at temperature 1; and how
+many drafts were right.
 restore: the first token of a conversation of --prompt tokens in a new engine, from disk, against reading it.
 grammar: answers held to a JSON schema against free ones of the same length, and the time of one mask on the model's own
 and on the official vocabulary of 129,280 tokens.
@@ -29,6 +29,7 @@ import datetime
 import importlib.resources
 import itertools
 import json
+import random
 import statistics
 import tempfile
 import threading
@@ -242,15 +243,20 @@ def turn(args: argparse.Namespace, threads: int) -> tuple[list[Row], dict[str, A
 
 # ---- speculation
 
-PARAGRAPH = (
-    "Once upon a time there was a shy fox named Pip. He lived with his grandmother in a small den. It was a cold and "
-    "misty morning. One evening, Pip was on the way to the beach when the sky grew dark. "
-)
-TASKS: dict[str, tuple[str, Sampling]] = {
-    "copy": (PARAGRAPH * 4, Sampling(temperature=0.0, max_tokens=200, ignore_eos=True)),
-    "story": ("Tell me a story about a fox and a silver bell.", Sampling(temperature=0.0, max_tokens=200)),
-    "story at 1": ("Tell me a story about an owl.", Sampling(temperature=1.0, seed=1, max_tokens=200)),
+NUMBERS = random.Random(1)
+ASKED = ("a fox and a silver bell", "a mouse and a tiny compass", "an owl", "a bear who lost his hat")
+TASKS: dict[str, tuple[list[str], Sampling]] = {
+    "copy": (
+        [f"Copy this text: {' '.join(str(NUMBERS.randrange(1000, 9999)) for _ in range(16))}" for _ in range(4)],
+        Sampling(temperature=0.0, max_tokens=100),
+    ),
+    "story": ([f"Tell me a story about {what}." for what in ASKED], Sampling(temperature=0.0, max_tokens=200)),
+    "story at 1": (
+        [f"Tell me a story about {what}." for what in ASKED],
+        Sampling(temperature=1.0, seed=1, max_tokens=200),
+    ),
 }
+"""What is asked, and how it is drawn. The embedded model has learned to copy numbers and to tell stories."""
 
 
 def speculation(args: argparse.Namespace, threads: int) -> tuple[list[Row], dict[str, Any]]:
@@ -265,16 +271,17 @@ def speculation(args: argparse.Namespace, threads: int) -> tuple[list[Row], dict
             for mode in (None, "lookup", "mtp", "auto")
         }
         rows: list[Row] = []
-        for task, (text, sampling) in TASKS.items():
+        for task, (texts, sampling) in TASKS.items():
             rates: dict[str | None, list[float]] = {mode: [] for mode in engines}
             drafts: dict[str | None, tuple[int, int]] = {}
-            prompt = text if task == "copy" else [{"role": "user", "content": text}]
+            prompts = [[{"role": "user", "content": text}] for text in texts]
             for _ in range(args.rounds + 1):
                 for mode, engine in engines.items():
                     before = engine.stats()
-                    answer = engine.generate(prompt, sampling)
+                    answers = [engine.generate(prompt, sampling) for prompt in prompts]
                     after = engine.stats()
-                    rates[mode].append((len(answer.token_ids) - 1) / answer.timings.decode_s)
+                    tokens = sum(len(answer.token_ids) - 1 for answer in answers)
+                    rates[mode].append(tokens / sum(answer.timings.decode_s for answer in answers))
                     drafts[mode] = (after.drafted - before.drafted, after.accepted - before.accepted)
             for mode in engines:
                 drafted, accepted = drafts[mode]

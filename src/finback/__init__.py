@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from finback.engine.sampling import Sampling
     from finback.engine.session import Session
     from finback.errors import (
+        ContextLengthError,
         DownloadError,
         EngineStateError,
         FinbackError,
@@ -48,6 +49,7 @@ _HOMES = {
     "Usage": "finback.engine.result",
     "Sampling": "finback.engine.sampling",
     "Session": "finback.engine.session",
+    "ContextLengthError": "finback.errors",
     "DownloadError": "finback.errors",
     "EngineStateError": "finback.errors",
     "FinbackError": "finback.errors",
@@ -62,6 +64,7 @@ _HOMES = {
 __all__ = [
     "ARITHMETIC_VERSION",
     "Completion",
+    "ContextLengthError",
     "DownloadError",
     "Engine",
     "EngineStateError",

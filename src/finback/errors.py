@@ -58,6 +58,14 @@ class RequestError(FinbackError):
     exit_code = 2
 
 
+class ContextLengthError(RequestError):
+    """A prompt is longer than the context. Carries both, in tokens."""
+
+    def __init__(self, message: str, *, tokens: int, context: int) -> None:
+        self.tokens, self.context = tokens, context
+        super().__init__(message)
+
+
 class ConfigError(RequestError):
     """A model's number makes no sense. Carries the field, the value and the allowed range, so that a reader of a
     model file can say the same with the file's own spelling of the field."""

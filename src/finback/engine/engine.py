@@ -34,7 +34,15 @@ from finback.engine.scheduler import Scheduler
 from finback.engine.session import OnPrefill, Session
 from finback.engine.speculate import Mode
 from finback.engine.stats import EngineStats, LoopStats
-from finback.errors import EngineStateError, MemoryBudgetError, ModelFileError, RequestError, shown, shown_size
+from finback.errors import (
+    ContextLengthError,
+    EngineStateError,
+    MemoryBudgetError,
+    ModelFileError,
+    RequestError,
+    shown,
+    shown_size,
+)
 from finback.kv.prefix import PrefixCache
 from finback.kv.store import Store
 from finback.ops.step import Part
@@ -68,10 +76,12 @@ class Serving:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A prompt as tokens, and the counts of tokens at which its state is worth keeping."""
+    """A prompt as tokens, and the counts of tokens at which its state is worth keeping. thinking: whether it ends
+    inside thinking; None: if its last token opens it."""
 
     ids: list[int]
     marks: Sequence[int] = ()
+    thinking: bool | None = None
 
 
 Prompt = str | Encoded | Sequence[int] | Sequence[Mapping[str, Any]]
@@ -183,6 +193,11 @@ class Engine:
         """The recorded operations: entry point, name, rows, shape, bytes and arena offset of each value."""
         return self._model.program_listing()
 
+    def set_aside(self, name: str, size: int) -> None:
+        """Charge the budget with memory that is held around the engine, until it is closed. MemoryBudgetError if it is
+        not free."""
+        self._ledger.reserve(name, size, "raise memory=")
+
     # ---- answers
 
     def encode(
@@ -204,7 +219,8 @@ class Engine:
             bos = self.config.bos_token_id
             return Encoded(([] if bos is None else [bos]) + self.tokenizer.encode(prompt))
         if isinstance(prompt, Encoded):
-            return Encoded(self._check_ids(prompt.ids), prompt.marks)
+            self._check_range(prompt.ids)
+            return prompt
         items = list(prompt)
         if items and all(isinstance(item, Mapping) for item in items):
             return self._render(items, thinking, effort, tools)
@@ -264,7 +280,7 @@ class Engine:
         """Hand a request to the loop. `room`: tokens an answer may have at most, whatever was asked."""
         limit = room if p.max_tokens is None else min(p.max_tokens, room)
         limit = self._within_memory(len(encoded.ids), limit, p)
-        thinking = [self._thinking(encoded.ids, p) for _ in range(p.n)]
+        thinking = [self._thinking(encoded, p) for _ in range(p.n)]
         constraints = self._constraints(p, None if thinking[0] is None else thinking[0].end)
         loop = self._running_loop()
         if p.stops and isinstance(self._tokenizer, ModelFileError):
@@ -282,9 +298,10 @@ class Engine:
         loop.submit(request)
         return request
 
-    def _thinking(self, ids: Sequence[int], p: Resolved) -> Thinking | None:
+    def _thinking(self, encoded: Encoded, p: Resolved) -> Thinking | None:
         """Whether the prompt ends with thinking opened, and what may come of it."""
-        if self._think is None or ids[-1] != self._think[0]:
+        opened = self._think is not None and encoded.ids[-1] == self._think[0]
+        if self._think is None or not (opened if encoded.thinking is None else encoded.thinking):
             return None
         return Thinking(self._think[1], p.thinking_budget)
 
@@ -479,15 +496,23 @@ class Engine:
             checked.append(int(token))
         return checked
 
+    def _check_range(self, ids: list[int]) -> None:
+        """The same for many that are whole numbers."""
+        numbers = np.asarray(ids, np.int64)
+        if numbers.size and not 0 <= numbers.min() <= numbers.max() < self.config.vocab_size:
+            self._check_ids(ids)
+
     def _check_prompt(self, ids: Sequence[int], room: int = 1) -> None:
         if not ids:
             raise RequestError("the prompt is empty; give at least one token of text")
         if len(ids) + room > self.context:
-            raise RequestError(
+            raise ContextLengthError(
                 f"the prompt has {len(ids)} tokens, which leaves no room for an answer in a context of {self.context}; "
                 f"load with a larger context= or shorten the prompt"
                 if room
-                else f"{len(ids)} tokens exceed the context of {self.context}; load with a larger context="
+                else f"{len(ids)} tokens exceed the context of {self.context}; load with a larger context=",
+                tokens=len(ids),
+                context=self.context,
             )
 
     def _check_open(self) -> None:

@@ -483,10 +483,11 @@ class Loop:
             return
         if lane.rows > 1:
             cost, others = self._scheduler.costs["decode"], len(self._lanes) - 1
-            seconds = cost.seconds(others + lane.rows)
+            seconds = cost.typical(others + lane.rows)
             if self._draft_block is not None:
-                seconds += self._draft_block.cost.seconds(lane.rows)
-            gate.judge(said, seconds, cost.seconds(others + 1))
+                seconds += self._draft_block.cost.typical(others + lane.rows)
+            gate.judge(said, seconds, cost.typical(others + 1))
+            lane.speculation.learn(lane.rows - 1, said - 1)
             self.stats.drafted += lane.rows - 1
             self.stats.accepted += said - 1
         else:

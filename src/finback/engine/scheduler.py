@@ -16,8 +16,10 @@ before it, its own included, a prompt is read in at most (W + one step) / (AGED_
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Literal
 
 Kind = Literal["prefill", "decode"]
@@ -36,16 +38,26 @@ SHORTEST_STEP = 16
 are worth."""
 
 
+FEW_ROWS = 64
+"""Rows up to which each number of them is also measured by itself: two rows may cost what one does, and three more."""
+
+_STEPS_OF_EACH = 15
+
+
 class StepCost:
-    """Seconds of a step by its rows: a line a + b n through what was measured, older steps counting less."""
+    """Seconds of a step by its rows: a line a + b n through what was measured, older steps counting less, and for few
+    rows what steps of just so many took."""
 
     _KEEP = 0.95
 
     def __init__(self) -> None:
         self._weight = self._n = self._s = self._nn = self._ns = 0.0
+        self._each: dict[int, deque[float]] = {}
 
     def add(self, rows: int, seconds: float) -> None:
         """A step of `rows` took `seconds`."""
+        if rows <= FEW_ROWS:
+            self._each.setdefault(rows, deque(maxlen=_STEPS_OF_EACH)).append(seconds)
         keep = self._KEEP
         self._weight = self._weight * keep + 1
         self._n = self._n * keep + rows
@@ -70,6 +82,12 @@ class StepCost:
         """Expected seconds of a step of `rows`."""
         a, b = self.line()
         return a + b * rows
+
+    def typical(self, rows: int) -> float:
+        """Seconds of a step of just so many rows: the median of the last ones, which no disturbance moves; what the
+        says where there were none."""
+        each = self._each.get(rows)
+        return median(each) if each else self.seconds(rows)
 
     def rows_within(self, seconds: float, most: int) -> int:
         """The most rows whose step is expected to take at most `seconds`; at most `most`, at least 1."""

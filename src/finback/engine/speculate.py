@@ -7,10 +7,9 @@ bit of an answer depends on drafts (docs/speculation.md). Refuses to draw and to
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from typing import Literal
-
-import numpy as np
 
 Mode = Literal["lookup", "mtp", "auto"]
 MODES: tuple[Mode, ...] = ("lookup", "mtp", "auto")
@@ -20,10 +19,11 @@ LONGEST_MATCH, SHORTEST_MATCH = 4, 2
 
 MATCHES_LOOKED_AT = 16
 
-PAUSE_TOKENS = 64
-"""Tokens without drafts after they did not pay; then they are tried again."""
+PAUSE_TOKENS, LONGEST_PAUSE = 64, 1024
+"""Tokens without drafts after they did not pay; then they are tried again, and paused for twice as long if it is the
+same."""
 
-TRIAL_STEPS = 8
+TRIAL_STEPS = 6
 """Steps with drafts before they are judged."""
 
 
@@ -31,41 +31,43 @@ class Lookup:
     """Prompt lookup: what followed the last tokens when they occurred before, in the prompt or in the answer."""
 
     def __init__(self, tokens: Sequence[int]) -> None:
-        self._count = len(tokens)
-        self._tokens = np.empty(max(256, 2 * len(tokens)), np.int32)
-        self._tokens[: len(tokens)] = tokens
+        self._tokens: list[int] = []
+        self._ends: dict[tuple[int, int], deque[int]] = {}  # two tokens in a row -> where they were followed
+        self.extend(tokens)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """More tokens were said."""
+        known = self._tokens
         for token in tokens:
-            if self._count == len(self._tokens):
-                self._tokens = np.concatenate([self._tokens, np.empty_like(self._tokens)])
-            self._tokens[self._count] = token
-            self._count += 1
+            known.append(token)
+            end = len(known) - 1  # what comes before the latest token is followed by it
+            if end >= SHORTEST_MATCH:
+                pair = known[end - 2], known[end - 1]
+                ends = self._ends.get(pair)
+                if ends is None:
+                    ends = self._ends[pair] = deque(maxlen=MATCHES_LOOKED_AT)
+                ends.append(end)
 
     def propose(self, most: int) -> list[int]:
         """Up to `most` tokens that followed the longest match among the latest ones."""
-        known = self._tokens[: self._count]
+        known = self._tokens
         if len(known) <= SHORTEST_MATCH:
             return []
-        before, last = known[-2], known[-1]
-        ends = np.flatnonzero((known[1:-1] == last) & (known[:-2] == before))[-MATCHES_LOOKED_AT:] + 2
         best, longest = 0, 0
-        for end in ends.tolist()[::-1]:  # the latest first: of equal ones it stays
+        for end in reversed(self._ends.get((known[-2], known[-1]), ())):  # the latest first: of equal ones it stays
             length = SHORTEST_MATCH
             while length < min(LONGEST_MATCH, end) and known[end - 1 - length] == known[-1 - length]:
                 length += 1
             if length > longest:
                 best, longest = end, length
-        found: list[int] = known[best : best + most].tolist() if longest else []
-        return found
+        return known[best : best + most] if longest else []
 
 
 class Gate:
     """Whether drafts pay: tokens a step against what its rows cost, both as measured."""
 
     def __init__(self) -> None:
-        self._steps, self._paused = 0, 0
+        self._steps, self._paused, self._pause = 0, 0, PAUSE_TOKENS
         self._said = self._seconds = 0.0  # running means, the former in seconds of plain steps
 
     @property
@@ -84,8 +86,13 @@ class Gate:
         self._said = keep * self._said + (1 - keep) * said * plain
         self._seconds = keep * self._seconds + (1 - keep) * seconds
         self._steps += 1
-        if self._steps >= TRIAL_STEPS and self._seconds > self._said:
-            self._steps, self._paused = 0, PAUSE_TOKENS
+        if self._steps < TRIAL_STEPS:
+            return
+        if self._seconds > self._said:
+            self._steps, self._paused = 0, self._pause
+            self._pause = min(2 * self._pause, LONGEST_PAUSE)
+        else:
+            self._pause = PAUSE_TOKENS
 
 
 class Speculation:
@@ -94,6 +101,7 @@ class Speculation:
     def __init__(self, mode: Mode, tokens: Sequence[int]) -> None:
         self._lookup = Lookup(tokens) if mode in ("lookup", "auto") else None
         self._next: int | None = None
+        self._length = 1  # drafts of the next step: more after all were right, fewer after one was wrong
         self.gate = Gate()
 
     def extend(self, tokens: Sequence[int]) -> None:
@@ -101,16 +109,19 @@ class Speculation:
         if self._lookup is not None:
             self._lookup.extend(tokens)
 
+    def learn(self, drafted: int, right: int) -> None:
+        """A step had so many drafts, and so many of them were right."""
+        self._length = 2 * drafted if right == drafted else max(1, right)
+
     def expect(self, token: int | None) -> None:
         """What the model's draft block says comes after the last token."""
         self._next = token
 
     def propose(self, most: int) -> list[int]:
-        """Up to `most` drafts. What occurred before goes further than the draft block's one token."""
+        """Up to `most` drafts. What occurred before goes further than the draft block's one token, but is less often
+        right: it is taken where both begin alike."""
         if most <= 0 or not self.gate.open:
             return []
-        found = self._lookup.propose(most) if self._lookup is not None else []
+        found = self._lookup.propose(min(most, self._length)) if self._lookup is not None else []
         expected, self._next = self._next, None
-        if len(found) > 1 or expected is None:
-            return found
-        return [expected]
+        return found if expected is None or found[:1] == [expected] else [expected]
