@@ -47,6 +47,9 @@ def asked(engine: finback.Engine) -> list[Asked]:
         tail = words(engine, 100 + i, 1 + i % 9)
         sampling = Sampling(max_tokens=10 + i, ignore_eos=True, **kinds[i % len(kinds)])
         found.append(Asked((*stem[:length], *tail), sampling))
+    # What the model copies, drafts get right.
+    copied = [{"role": "user", "content": "Copy this text: 3201 2033 5179 2931 9117 8364 8737 7219"}]
+    found.append(Asked(tuple(engine.encode(copied)), Sampling(temperature=0.0, max_tokens=120, ignore_eos=True)))
     return found
 
 
