@@ -381,3 +381,19 @@ def test_a_request_waits_for_memory_that_a_state_being_written_holds(
         go.set()
         assert len(request.result().token_ids) == 12
         assert engine.stats().prefix.evictions > 0
+
+
+def test_an_engine_that_is_never_idle_writes_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """kill -9 then loses half a minute at most."""
+    monkeypatch.setattr("finback.engine.keeper.SAVE_EVERY_S", 0.05)
+    with finback.load(context=4096, kv_dir=tmp_path) as engine:
+        running = engine.submit("Once", finback.Sampling(max_tokens=4000, ignore_eos=True, seed=1))
+        engine.generate([5 + i % 900 for i in range(2000)], finback.Sampling(max_tokens=2, ignore_eos=True))
+        for event in running:
+            stats = engine.stats()
+            assert stats.disk is not None
+            if stats.disk.written:
+                assert event.finish_reason is None, "it was written only when nothing was running"
+                break
+        else:
+            pytest.fail("nothing was written")

@@ -6,8 +6,9 @@ fail a request for want of a kept state: without one, more is computed.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -15,6 +16,9 @@ from finback.engine.request import Request
 from finback.errors import MemoryBudgetError
 from finback.kv.prefix import PrefixCache
 from finback.kv.store import LEAST_SAVED, Store, Stored
+
+SAVE_EVERY_S = 30.0
+"""Seconds of work after which is written what a restart should find."""
 
 
 class Keeper:
@@ -24,6 +28,8 @@ class Keeper:
         """limit: most bytes of the prefix cache."""
         self._prefix, self._store, self._limit = prefix, store, limit
         self._disk = None if store is None else ThreadPoolExecutor(1, "finback-disk")
+        self._saving: Future[None] | None = None
+        self._next_save = time.monotonic() + SAVE_EVERY_S
         self._at_work: set[object] = set()
         self.on_memory: Callable[[], None] | None = None
         """Called, from the disk's thread, when memory that it held is free."""
@@ -124,8 +130,14 @@ class Keeper:
 
     def idle(self) -> None:
         """Nothing is to be done: a time to write."""
-        if self._disk is not None:
-            self._disk.submit(self.save, False)
+        if self._disk is not None and (self._saving is None or self._saving.done()):
+            self._next_save = time.monotonic() + SAVE_EVERY_S
+            self._saving = self._disk.submit(self.save, False)
+
+    def busy(self) -> None:
+        """A step was made. An engine that is never idle writes now and then, beside its steps."""
+        if self._disk is not None and time.monotonic() >= self._next_save:
+            self.idle()
 
     def save(self, closing: bool) -> None:
         """Write what a restart should find: in the disk's thread, and at the end in the loop's."""

@@ -162,6 +162,7 @@ class Loop:
             self._read()
         elif kind == "decode":
             self._decode()
+        self._keeper.busy()
         return kind is not None
 
     def _take_in(self) -> None:
