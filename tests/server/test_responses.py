@@ -29,8 +29,6 @@ from tests.server.streams import DONE, STAMP, spoken, sse_events
 TOOL = {"type": "function", "name": "look_up", "description": "Looks.", "parameters": {"type": "object"}}
 PATCH = {"type": "custom", "name": "apply_patch", "description": "Patches."}
 CRM = {"type": "namespace", "name": "crm", "description": "Customers.", "tools": [{**TOOL, "strict": True}, PATCH]}
-
-
 CALLS = [(f"call_{i:02}", "look_up", json.dumps({"i": i, "text": "é" * i})) for i in range(12)]
 
 
@@ -253,9 +251,11 @@ def token(data: bytes) -> Token:
 
 
 def test_logprobs_go_with_their_text() -> None:
-    thinking, end, ok, a, b, call = (token(data) for data in (b"ok", b"</think>", b"ok", b" \xc3", b"\xa9.", b"<call>"))
+    thinking, end, ok, a, b, call = (
+        token(data) for data in ("ok é.".encode(), b"</think>", b"ok", b" \xc3", b"\xa9.", b"<call>")
+    )
     events = [
-        Tokens(0, (thinking,)), Thought(0, "ok"), Tokens(0, (end, ok)), Said(0, "ok"), Tokens(0, (a,)), Said(0, " "),
+        Tokens(0, (thinking,)), Thought(0, "ok é."), Tokens(0, (end, ok)), Said(0, "ok"), Tokens(0, (a,)), Said(0, " "),
         Tokens(0, (b,)), Said(0, "é."), Tokens(0, (call,)), CallBegun(0, 0, "c", "f"), CallArguments(0, 0, "{}"),
         CallEnded(0, 0), Ended(0, "tool_calls"), DONE,
     ]  # fmt: skip
@@ -265,6 +265,12 @@ def test_logprobs_go_with_their_text() -> None:
     assert deltas == [openai.logprob_items([t]) for t in (ok, a, b)]
     assert shown[-1]["response"]["output"][1]["content"][0]["logprobs"] == openai.logprob_items([ok, a, b])
     assert shown[-1]["response"]["top_logprobs"] == 1
+
+
+def test_a_character_of_several_tokens_has_all_their_logprobs() -> None:
+    end, first, second = token(b"</think>"), token(b"\xc3"), token(b"\xa9")
+    (message,) = joined(told([Tokens(0, (end, first, second)), Said(0, "é"), Ended(0, "stop"), DONE]))
+    assert [item["bytes"] for item in message["content"][0]["logprobs"]] == [[0xC3], [0xA9]]
 
 
 def test_a_stop_string_leaves_the_tokens_of_what_is_said() -> None:

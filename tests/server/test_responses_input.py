@@ -245,8 +245,9 @@ def test_thinking_again_begins_a_turn_but_not_between_calls() -> None:
         AssistantMessage("", "c", (ToolCall("c1", "look_up", "{}"),)),
         ToolMessage("r", "c1"),
     )
-    (turn, *results) = messages(thought("a"), called("c1"), thought("b"), called("c2"), result("c1"), result("c2"))
-    assert turn == AssistantMessage("", "a\nb", (ToolCall("c1", "look_up", "{}"), ToolCall("c2", "look_up", "{}")))
+    items = [thought("a"), said("x"), called("c1"), thought("b"), called("c2"), result("c1"), result("c2")]
+    (turn, *results) = messages(*items)
+    assert turn == AssistantMessage("x", "a\nb", (ToolCall("c1", "look_up", "{}"), ToolCall("c2", "look_up", "{}")))
     assert len(results) == 2
 
 
