@@ -48,7 +48,7 @@ def read(body: object, defaults: Defaults) -> tuple[Ask, Style]:
     """A request from a body. Raises RefusedError, naming the field."""
     fields = Fields(body)
     think, effort, budget = openai.thinking(fields, defaults)
-    reply, form = openai.form(fields)
+    reply, form = openai.form(fields, fields.inner("response_format"), "json_schema")
     sampling = openai.sampling(
         fields,
         max_tokens=openai.max_tokens(fields, "max_completion_tokens", "max_tokens"),

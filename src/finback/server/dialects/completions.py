@@ -79,7 +79,7 @@ def read(body: object, defaults: Defaults) -> tuple[list[Ask], Style]:
     logprobs = fields.whole("logprobs", 0, MAX_LOGPROBS)
     of_prompt = fields.whole("prompt_logprobs", 0, MAX_LOGPROBS)
     limit, only_read = _limit(fields, echo)
-    _, form = openai.form(fields)
+    _, form = openai.form(fields, fields.inner("response_format"), "json_schema")
     wanted = [number for number in (of_prompt, logprobs if echo else None) if number is not None]
     sampling = openai.sampling(
         fields,

@@ -157,11 +157,11 @@ def reply_form(form: Fields | None, nested: str | None) -> tuple[JsonReply | Non
     return JsonReply(schema), {"json_schema": schema}
 
 
-def form(fields: Fields) -> tuple[JsonReply | None, dict[str, Any]]:
-    """The form of an answer, by `response_format` or by the names that other servers made usual: for the prompt, and as
-    sampling parameters. It has one form at most."""
-    reply, parameters = reply_form(fields.inner("response_format"), "json_schema")
-    found = [("response_format", parameters)] if parameters else []
+def form(fields: Fields, given: Fields | None, nested: str | None) -> tuple[JsonReply | None, dict[str, Any]]:
+    """The form of an answer, as `reply_form` reads it or by the names that other servers made usual: for the prompt,
+    and as sampling parameters. It has one form at most."""
+    reply, parameters = reply_form(given, nested)
+    found = [(given.path("").rstrip("."), parameters)] if given is not None and parameters else []
     places = [(fields, "guided_json", "guided_regex", "guided_grammar"), (fields, "json_schema", "regex", "grammar")]
     if block := fields.inner("structured_outputs"):
         places.append((block, "json", "regex", "grammar"))

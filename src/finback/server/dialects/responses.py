@@ -74,10 +74,10 @@ def _form(fields: Fields) -> tuple[JsonReply | None, dict[str, Any], dict[str, A
     """The form of the answer: for the prompt, as sampling parameters, and as the answer repeats it."""
     block = fields.inner("text")
     inner = None if block is None else block.inner("format")
-    reply, form = openai.reply_form(inner, None)
+    reply, form = openai.form(fields, inner, None)
     verbosity = None if block is None else block.one_of("verbosity", ("low", "medium", "high"))
     shape = {"type": "text"} if block is None or inner is None else dict(block.value("format"))
-    return reply, form | openai.free_form(fields), {"format": shape, "verbosity": verbosity or "medium"}
+    return reply, form, {"format": shape, "verbosity": verbosity or "medium"}
 
 
 def _logprobs(fields: Fields, include: Sequence[str]) -> int | None:
