@@ -87,7 +87,10 @@ def test_a_body_that_is_no_object(body: object) -> None:
 
 
 def test_unknown_fields_are_told_by_path() -> None:
-    ask = read(banana=1, thinking={"type": "enabled", "flavour": 2}, user="u", metadata={"a": 1}, store=False)
+    ask = read(
+        banana=1, thinking={"type": "enabled", "flavour": 2}, user="u", metadata={"a": 1}, store=False,
+        stream_options={"include_usage": True},
+    )  # fmt: skip
     assert ask.ignored == ("banana", "thinking.flavour")
 
 

@@ -15,6 +15,7 @@ import click
 COMMANDS = {
     "run": "Write an answer to a prompt.",
     "chat": "Talk with a model.",
+    "serve": "Serve a model over HTTP.",
     "pull": "Download a model from the Hugging Face hub.",
     "list": "List the models that were downloaded.",
     "rm": "Remove downloaded models.",

@@ -49,8 +49,8 @@ async def unless_gone(receive: Receive, work: Awaitable[_T]) -> _T:
 class Streamed:
     """An ASGI response that sends pieces as they come.
 
-    pieces: an async generator; it is closed when the client goes. ping: the sign of life. on_end: called at the end,
-    however it comes; with whether the client had gone before.
+    pieces: an async generator; it is closed when the client goes. ping: the sign of life. on_end: awaited at the end,
+    however it comes, with whether everything was sent.
     """
 
     def __init__(
@@ -59,10 +59,11 @@ class Streamed:
         *,
         media_type: str,
         ping: bytes,
+        on_end: Callable[[bool], Awaitable[None]],
         headers: Sequence[tuple[bytes, bytes]] = (),
         ping_s: float = PING_S,
     ) -> None:
-        self._pieces, self._ping, self._ping_s = pieces, ping, ping_s
+        self._pieces, self._ping, self._ping_s, self._on_end = pieces, ping, ping_s, on_end
         self._headers = [
             (b"content-type", media_type.encode()),
             (b"cache-control", b"no-cache"),
@@ -71,19 +72,31 @@ class Streamed:
         ]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+        whole = False
+        try:
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
+            whole = await self._run(receive, send)
+        finally:
+            await asyncio.shield(self._end(whole))
+
+    async def _run(self, receive: Receive, send: Send) -> bool:
+        """Send everything; whether the client stayed for it."""
         waiting: asyncio.Queue[bytes | None] = asyncio.Queue()
         producer = asyncio.ensure_future(self._produce(waiting))
         watch = asyncio.ensure_future(gone(receive))
         sender = asyncio.ensure_future(self._send(waiting, send))
         try:
             await asyncio.wait({sender, watch}, return_when=asyncio.FIRST_COMPLETED)
+            return sender.done() and not sender.cancelled() and sender.exception() is None
         finally:
             for task in (producer, watch, sender):
                 task.cancel()
             await asyncio.gather(producer, watch, sender, return_exceptions=True)
-            with contextlib.suppress(RuntimeError):
-                await self._pieces.aclose()
+
+    async def _end(self, whole: bool) -> None:
+        with contextlib.suppress(RuntimeError):
+            await self._pieces.aclose()
+        await self._on_end(whole)
 
     async def _produce(self, waiting: asyncio.Queue[bytes | None]) -> None:
         try:

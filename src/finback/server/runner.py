@@ -7,7 +7,7 @@ library become refusals. Refuses to know HTTP and dialects.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from finback.engine.engine import Encoded, Engine
@@ -132,7 +132,7 @@ class Runner:
 
     async def answer(
         self, prepared: Prepared, ask: Ask, on_begun: Callable[[Request], None] | None = None
-    ) -> AsyncIterator[AnswerEvent]:
+    ) -> AsyncGenerator[AnswerEvent, None]:
         """The events of an answer. Ends with Done or Failed; leaving the iteration cancels the request. on_begun:
         called when its prompt is begun. RefusedError, before anything is told, if the engine does not take it."""
         request = await self._submitted(prepared, ask)

@@ -22,8 +22,8 @@ from finback.server.runner import Runner, refused
 from finback.text.token_cache import TokenCache
 
 KEPT_SHARE = 0.02
-"""Of the memory budget, for each of what is kept beside the engine: texts that were encoded, and turns that may come
-back."""
+"""Of the memory budget, for each of what is kept beside the engine: texts that were encoded, turns that may come back,
+and answers that may be gone on from."""
 
 KEPT_MOST = 64 << 20
 
@@ -83,6 +83,7 @@ class Served:
         self._tasks: set[asyncio.Task[None]] = set()
         self.waiting = self.users = 0
         self.expires: float | None = None  # seconds since 1970
+        self.kept_bytes = 0  # that each of what is kept may take; known when the model was loaded
 
     @property
     def runner(self) -> Runner | None:
@@ -109,8 +110,9 @@ class Served:
         try:
             _ = engine.tokenizer  # a server without text makes no sense: raises what is wrong with it
             kept = min(KEPT_MOST, int(KEPT_SHARE * engine.memory()["budget"]))
-            engine.set_aside("replay", kept)
-            engine.set_aside("texts", kept)
+            for what in ("replay", "texts", "responses"):
+                engine.set_aside(what, kept)
+            self.kept_bytes = kept
             return Runner(engine, Replay(kept, self._replay_file), TokenCache(kept))
         except BaseException:
             engine.close()

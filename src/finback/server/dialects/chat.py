@@ -57,12 +57,13 @@ def read(body: object, defaults: Defaults) -> tuple[Ask, Style]:
         **form,
     )
     stream, options = fields.boolean("stream"), fields.inner("stream_options")
+    style = Style(usage=options is not None and options.boolean("include_usage"))
     chat = _conversation(fields, think, effort, reply)
     _refuse_the_rest(fields)
     ask = Ask(
         fields.string("model") or "", chat, sampling, stream, openai.priority(fields), ignored=fields.unknown()
     )
-    return ask, Style(usage=options is not None and options.boolean("include_usage"))
+    return ask, style
 
 
 def _conversation(fields: Fields, think: bool, effort: str | int | None, reply: Any) -> Chat:
