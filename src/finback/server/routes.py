@@ -6,7 +6,6 @@ models. Refuses to know JSON shapes; the dialects do.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -131,12 +130,14 @@ class Endpoints:
                 served.keep_for(0)
             else:
                 await served.open()
-                served.keep_for(math.inf if style.keep_alive is None else style.keep_alive)
+                if style.keep_alive is not None:
+                    served.keep_for(style.keep_alive)
             visit.entry.ended = "unload" if style.keep_alive == 0 else "load"
             return said(ollama.loaded(style, stamp, style.keep_alive == 0))
+        response = await service.respond(tongue, ask, style, visit.receive, visit.entry, stamp=stamp)
         if style.keep_alive is not None:
-            served.keep_alive = style.keep_alive
-        return await service.respond(tongue, ask, style, visit.receive, visit.entry, stamp=stamp)
+            served.keep_for(style.keep_alive)
+        return response
 
     async def tags(self, visit: Visit) -> Any:
         return said(ollama_models.tags(self._models(visit)))

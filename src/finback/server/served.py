@@ -75,7 +75,8 @@ class Served:
         keep_alive: float = math.inf,
         replay_file: Path | None = None,
     ) -> None:
-        self._load, self.names, self._queue, self.keep_alive = load, names, queue, keep_alive
+        self._load, self.names, self._queue, self._default_keep = load, names, queue, keep_alive
+        self._keep = keep_alive  # after the last request: what it asked for, else the default
         self._replay_file = replay_file
         self._runner: Runner | None = None
         self._loading = asyncio.Lock()
@@ -129,6 +130,7 @@ class Served:
                 retry_after=1,
             )
         self._cancel_closing()
+        self._keep = self._default_keep
         ticket = Ticket(self)
         self.waiting += 1
         self.users += 1
@@ -138,13 +140,14 @@ class Served:
             ticket.begin()
             self.users -= 1
             if self.users == 0:
-                self._close_after(self.keep_alive)
+                self._close_after(self._keep)
 
     # ---- letting go
 
     def keep_for(self, seconds: float) -> None:
-        """Keep the engine so long after the last request from now on; 0 lets go of it as soon as nobody uses it."""
-        self.keep_alive = seconds
+        """Keep the engine so long after the requests of now; 0 lets go of it as soon as nobody uses it. The next
+        request has its own."""
+        self._keep = seconds
         self._cancel_closing()
         if self.users == 0:
             self._close_after(seconds)
