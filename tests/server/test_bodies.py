@@ -145,6 +145,19 @@ def test_the_parser_agrees_with_the_slow_one() -> None:
     assert taken > 500
 
 
+@pytest.mark.parametrize("before", [1, 2, 3, 4])
+def test_large_bodies_are_looked_at_in_pieces(before: int) -> None:
+    """Wherever a piece ends, inside a string or outside: brackets in strings do not count, and depth goes on."""
+    many = b'"[",' * 100_000
+    value: Any = parse_json(b"[" * before + many + b"1" + b"]" * before)
+    for _ in range(before - 1):
+        (value,) = value
+    assert value == ["["] * 100_000 + [1]
+    deep = MAX_DEPTH + 1 - before
+    assert parse_json(b"[" * before + many + b"[" * (deep - 1) + b"]" * (deep - 1 + before))
+    assert "deeper" in str(refusal(b"[" * before + many + b"[" * deep + b"]" * (deep + before)))
+
+
 def test_a_large_body_takes_milliseconds() -> None:
     tool = {"name": "t", "parameters": {f"p{i}": {"type": "string", "description": "d" * 40} for i in range(12)}}
     body = {"tools": [tool] * 30, "messages": [{"role": "user", "content": 'Hello "w":\n [1]' * 100}] * 120}
@@ -232,9 +245,11 @@ def test_a_client_that_never_lets_us_wait_is_let_go_too() -> None:
         time.sleep(0.01)
         return {"type": "http.request", "body": b" ", "more_body": True}
 
+    began = time.perf_counter()
     with pytest.raises(RefusedError) as refused:
         read(receive, timeout=0.05)
     assert refused.value.status == 408
+    assert time.perf_counter() - began < 1
 
 
 def test_slow_but_steady_is_fine() -> None:

@@ -201,7 +201,8 @@ def test_when_host_is_checked(
 
 
 def test_lists_are_checked_at_the_start() -> None:
-    access = access_to("127.0.0.1", hosts=["fd00:0::5", "[fd00::6]"], origins=["HTTPS://App.Example/", "tauri://localhost"])
+    origins = ["HTTPS://App.Example/", "tauri://localhost"]
+    access = access_to("127.0.0.1", hosts=["fd00:0::5", "[fd00::6]"], origins=origins)
     assert access.hosts == {"fd00::5", "fd00::6"}
     assert access.origins == {LISTED, "tauri://localhost"}
     for host in ("", "box:8000", "http://box", "bücher.example", "fd00::5]", "a b"):
@@ -219,8 +220,11 @@ def test_lists_are_checked_at_the_start() -> None:
 
 @pytest.mark.parametrize(
     "origin",
-    [LISTED, LOCAL, "http://localhost", "https://localhost:8443", "http://127.0.0.1:5173", "http://127.8.0.1", "http://[::1]:3000"],
-)
+    [
+        LISTED, LOCAL, "http://localhost", "https://localhost:8443", "http://127.0.0.1:5173", "http://127.8.0.1",
+        "http://[::1]:3000",
+    ],
+)  # fmt: skip
 def test_allowed_pages_use_the_server_and_read_the_answer(origin: str) -> None:
     for method in ("GET", "POST", "DELETE"):
         reply = ask(("Origin", origin), ("Sec-Fetch-Site", "cross-site"), JSON, method=method)
@@ -234,9 +238,11 @@ def test_allowed_pages_use_the_server_and_read_the_answer(origin: str) -> None:
     "origin",
     [
         EVIL, "null", "", "*", "https://app.example.evil.example", "http://app.example", "https://app.example:444",
-        "https://sub.app.example", "http://localhost.evil.example", "http://127.0.0.1.evil.example", "http://0.0.0.0:8000",
+        "https://sub.app.example", "http://localhost.evil.example", "http://127.0.0.1.evil.example",
+        "http://0.0.0.0:8000",
         "http://localhost@evil.example", "http://localhost/", "http://localhost:8000/x", "localhost", "//localhost",
-        "file://", "file://localhost", "tauri://localhost", "app://localhost", "vscode-webview://1a2b", "ftp://localhost",
+        "file://", "file://localhost", "tauri://localhost", "app://localhost", "vscode-webview://1a2b",
+        "ftp://localhost",
         "http://", f"{LISTED} {LISTED}", f"{LISTED}, {EVIL}", b"http://\xff\xfe", "http://2130706433",
     ],
 )  # fmt: skip
