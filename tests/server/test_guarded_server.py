@@ -1,17 +1,14 @@
-"""Who may reach the server. Cases I07, I09: web pages must not, whatever they try; keys are never told."""
+"""The gate before a running server. Cases I07, I09: web pages do not come in, whatever they try."""
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Iterator
-from pathlib import Path
 
 import httpx2
 import pytest
 
-from finback.errors import RequestError
-from finback.server.guard import Access, is_own, read_keys
+from finback.server.guard import Access
 from tests.server.running import Running, chat, running
 
 CHAT = "/v1/chat/completions"
@@ -29,23 +26,6 @@ def locked() -> Iterator[Running]:
     access = Access(keys, origins=origins, open_paths=frozenset({"/health"}))
     with running(access=access) as found:
         yield found
-
-
-@pytest.mark.parametrize(
-    ("host", "own"),
-    [
-        *[(host, True) for host in ("localhost", "LOCALHOST:1", "127.0.0.1", "127.9.9.9:80", "[::1]", "[::1]:8000")],
-        *[(host, True) for host in ("localhost.", "localhost:65535")],
-        *[(host, False) for host in ("", "evil.example", "localhost.evil.example", "127.0.0.1.evil.example", "::1")],
-        *[(host, False) for host in ("user@localhost", "localhost:99999", "localhost:", "localhost:a", "2130706433")],
-        *[(host, False) for host in ("0x7f.1", "[::2]", "[localhost]x", "lоcalhost", "localhost\n", "127.0.0.1/")],
-        ("0.0.0.0", False),
-    ],
-)  # fmt: skip
-def test_names_of_this_machine(host: str, own: bool) -> None:
-    assert is_own(host.encode(), frozenset()) is own
-    assert is_own(b"my.host:80", frozenset({"my.host"}))
-    assert is_own(b"any.host", frozenset({"*"}))
 
 
 @pytest.mark.parametrize(
@@ -123,7 +103,7 @@ def test_preflights(server: Running, locked: Running) -> None:
 def test_any_origin_has_to_be_asked_for() -> None:
     with running(access=Access(origins=frozenset({"*"}))) as server:
         answer = server.get("/health", headers={"origin": "https://any.example"})
-        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "https://any.example")
+        assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, "*")
 
 
 @pytest.mark.parametrize(
@@ -154,21 +134,3 @@ def test_keys(locked: Running, headers: dict[str, str], status: int) -> None:
     assert locked.get("/health").status_code == 200
     assert locked.get("/v1/models").status_code == 401
     assert not any("first-key" in line for line in locked.lines)
-
-
-def test_where_keys_come_from(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("# mine\nabc\n\n  def \nabc\n")
-    os.chmod(file, 0o600)
-    assert read_keys(str(file), {"FINBACK_API_KEY": "xyz, abc"}) == ((b"xyz", b"abc", b"def"), [])
-    assert read_keys(None, {}) == ((), [])
-    os.chmod(file, 0o644)
-    (note,) = read_keys(str(file), {})[1]
-    assert "can be read by other users" in note
-    assert "abc" not in note
-    for content, said in ((b"# nothing\n", "holds no key"), (b"\xff\xfe", "is not UTF-8")):
-        file.write_bytes(content)
-        with pytest.raises(RequestError, match=said):
-            read_keys(str(file), {})
-    with pytest.raises(RequestError, match="No such file"):
-        read_keys(str(tmp_path / "none"), {})

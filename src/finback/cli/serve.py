@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +17,7 @@ from finback.cli.common import load_options
 
 if TYPE_CHECKING:
     from finback.engine.engine import Engine
+    from finback.server.guard import Access
 
 DEFAULT_PORT = 8080
 
@@ -56,10 +57,11 @@ def command(**options: Any) -> None:
 
 
 async def _serve(options: dict[str, Any]) -> None:
+    from finback.errors import RequestError
     from finback.server.account import Account
     from finback.server.app import application
     from finback.server.ask import Defaults
-    from finback.server.guard import Access, Guard
+    from finback.server.guard import Guard
     from finback.server.host import listen, server
     from finback.server.models import describe
     from finback.server.served import Names, Served
@@ -72,7 +74,7 @@ async def _serve(options: dict[str, Any]) -> None:
     from finback.weights.ledger import parse_size
 
     host, port, drain = options.pop("host"), options.pop("port"), options.pop("drain")
-    access = _access(host, options, Access)
+    access = _access(host, options)
     names = Names(options.pop("name") or _name(options["model"]), tuple(options.pop("alias")))
     settings = Settings(
         defaults=Defaults(options.pop("think"), options.pop("effort")),
@@ -91,6 +93,10 @@ async def _serve(options: dict[str, Any]) -> None:
         replay_file=None if kv_dir is None else Path(kv_dir) / "replay",
     )
     runner = await served.open()
+    try:
+        runner.engine.dialect.effort_text(settings.defaults.effort)
+    except RequestError as error:
+        raise click.UsageError(f"--{error}") from None
     service = Service(served, Account(lambda line: click.echo(line, err=True)), settings, trace and Trace(Path(trace)))
     described = describe(open_checkpoint(path), names.own, runner.engine.context)
     app = application(service, described, Store(served.kept_bytes))
@@ -112,30 +118,20 @@ def _loader(path: str | None, options: dict[str, Any]) -> Callable[[], Engine]:
     return load
 
 
-def _access(host: str, options: dict[str, Any], access: Any) -> Any:
+def _access(host: str, options: dict[str, Any]) -> Access:
     """Who may reach the server. UsageError if that is everybody and nobody said so."""
-    import os
-
-    from finback.server.guard import read_keys
+    from finback.server.guard import access_to, is_loopback, read_keys
 
     keys, notes = read_keys(options.pop("api_key_file"), os.environ)
     for note in notes:
         click.echo(f"finback: {note}", err=True)
     waived = options.pop("no_key")
-    if not keys and not waived and not _is_loopback(host):
+    if not keys and not waived and not is_loopback(host):
         raise click.UsageError(
             f"--host {host} is reached by other machines; set FINBACK_API_KEY or give --api-key-file, "
             f"or --no-key if everybody may use it"
         )
-    hosts = frozenset(options.pop("allow_host")) | (frozenset() if _is_loopback(host) else {"*"})
-    return access(keys, hosts, frozenset(options.pop("allow_origin")), frozenset({"/health"}))
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+    return access_to(host, keys, options.pop("allow_host"), options.pop("allow_origin"))
 
 
 def _name(model: str | None) -> str:

@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from finback.server.bodies import Receive
+from finback.server.guard import Scope, Send
 
 PING_S = 5.0
 """Seconds without a byte after which a sign of life is sent."""
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Scope = MutableMapping[str, Any]
 
 _T = TypeVar("_T")
 

@@ -21,7 +21,8 @@ from finback.errors import shown
 from finback.server.account import Account, Entry
 from finback.server.answer import AnswerEvent, Done, Failed, Outcome
 from finback.server.ask import Ask, Defaults, RefusedError, Stamp
-from finback.server.live import Receive, Streamed, unless_gone
+from finback.server.bodies import Receive
+from finback.server.live import Streamed, unless_gone
 from finback.server.runner import Prepared, Runner
 from finback.server.served import Served, Ticket
 from finback.server.tongues import Tongue, Writer

@@ -13,8 +13,9 @@ from typing import Any
 from finback.server.account import Entry
 from finback.server.answer import AnswerEvent, Failed, Outcome
 from finback.server.ask import Ask, Raw
+from finback.server.bodies import Receive
 from finback.server.dialects import completions
-from finback.server.live import Receive, unless_gone
+from finback.server.live import unless_gone
 from finback.server.served import Ticket
 from finback.server.service import Open, Service
 from finback.server.tongues import SSE
