@@ -124,7 +124,6 @@ def running(
         guarded = Guard(app, access or Access(), lambda path, refusal: to_json(error_of(path, refusal)))
         await served.open()
         host = server(guarded, drain=5)
-        host.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
         found.append(Running(engine, service, f"http://127.0.0.1:{listener.getsockname()[1]}", lines))
         task = asyncio.ensure_future(host.serve(sockets=[listener]))
         while not host.started and not task.done():

@@ -60,7 +60,7 @@ async def _serve(options: dict[str, Any]) -> None:
     from finback.errors import RequestError
     from finback.server.account import Account
     from finback.server.app import application
-    from finback.server.ask import Defaults
+    from finback.server.ask import Defaults, RefusedError
     from finback.server.guard import Guard
     from finback.server.host import listen, server
     from finback.server.models import describe
@@ -92,7 +92,10 @@ async def _serve(options: dict[str, Any]) -> None:
         keep_alive=math.inf if keep is None else keep,
         replay_file=None if kv_dir is None else Path(kv_dir) / "replay",
     )
-    runner = await served.open()
+    try:
+        runner = await served.open()
+    except RefusedError as refusal:  # before the first request it is the error that it comes from
+        raise refusal.__cause__ or refusal from None
     try:
         runner.engine.dialect.effort_text(settings.defaults.effort)
     except RequestError as error:

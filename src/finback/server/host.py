@@ -6,7 +6,11 @@ Owns how the application is run by uvicorn. Refuses a connection that sends half
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import socket
+import threading
+from collections.abc import Iterator
 from typing import Any
 
 import h11
@@ -78,6 +82,22 @@ def listen(host: str, port: int) -> socket.socket:
     return listener
 
 
+class Host(uvicorn.Server):
+    """A server that ends well when it is told to end: uvicorn's own raises the signal once more at the end."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+        before = {number: signal.signal(number, self.handle_exit) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
 def server(app: ASGIApp, *, drain: int, backlog: int = 2048) -> uvicorn.Server:
     """A server of an application. drain: seconds that requests may still take after SIGTERM."""
     config = uvicorn.Config(
@@ -93,4 +113,4 @@ def server(app: ASGIApp, *, drain: int, backlog: int = 2048) -> uvicorn.Server:
         backlog=backlog,
         h11_max_incomplete_event_size=256 << 10,
     )
-    return uvicorn.Server(config)
+    return Host(config)

@@ -103,7 +103,7 @@ class Served:
                 try:
                     self._runner = await asyncio.to_thread(self._opened)
                 except FinbackError as error:
-                    raise RefusedError(str(refused(error)), status=500) from None
+                    raise RefusedError(str(refused(error)), status=500) from error
             return self._runner
 
     def _opened(self) -> Runner:
