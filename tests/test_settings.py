@@ -260,6 +260,7 @@ def test_every_variable_is_listed_with_its_value() -> None:
         "FINBACK_THREADS": None,
         "FINBACK_EAGER": None,
         "XDG_CACHE_HOME": None,
+        "FINBACK_API_KEY": None,
         "XDG_STATE_HOME": None,
     }
     assert all(s.meaning and s.default and s.reason for s in all_settings())

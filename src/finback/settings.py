@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from finback import machine
@@ -24,13 +24,14 @@ Environment = Mapping[str, str]
 @dataclass(frozen=True, slots=True)
 class Setting:
     """An environment variable: its meaning, what holds without it, why it exists, and its value now (None:
-    not set)."""
+    not set). secret: its value is never shown."""
 
     name: str
     meaning: str
     default: str
     reason: str
     value: str | None = None
+    secret: bool = False
 
 
 _SETTINGS = (
@@ -59,6 +60,13 @@ _SETTINGS = (
         "the desktop standard; a faster or larger disk may be elsewhere",
     ),
     Setting(
+        "FINBACK_API_KEY",
+        "keys that finback serve wants, with commas between",
+        "none is needed",
+        "a command line can be read by every program of the machine",
+        secret=True,
+    ),
+    Setting(
         "XDG_STATE_HOME",
         "folder of histories; finback uses the folder finback in it",
         "~/.local/state",
@@ -70,7 +78,7 @@ _SETTINGS = (
 def all_settings(environment: Environment | None = None) -> list[Setting]:
     """Every variable finback reads, with its present value."""
     env = os.environ if environment is None else environment
-    return [Setting(s.name, s.meaning, s.default, s.reason, env.get(s.name)) for s in _SETTINGS]
+    return [replace(s, value="set" if s.secret and s.name in env else env.get(s.name)) for s in _SETTINGS]
 
 
 def _value(name: str, environment: Environment | None) -> str | None:

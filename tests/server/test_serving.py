@@ -352,6 +352,27 @@ def test_half_a_body_times_out() -> None:
         assert sock.recv(4096).startswith(b"HTTP/1.1 408")
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"GET / HTTP/1.1\r\nHost localhost\r\n\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\n\r\n",
+    ],
+    ids=["TLS", "a header without a colon", "a bad size of a chunk", "a negative length"],
+)
+def test_what_is_no_http(server: Running, sent: bytes) -> None:
+    with connected(server) as sock:
+        sock.sendall(sent)
+        answer = b""
+        while piece := sock.recv(10_000):
+            answer += piece
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400")
+    assert "error" in loads(body.decode())
+
+
 def test_half_a_head_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("finback.server.host.HEAD_SECONDS", 0.3)
     with running() as server:

@@ -19,6 +19,9 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from finback.errors import RequestError
+from finback.server.ask import RefusedError
+from finback.server.dialects.openai import error_body
+from finback.server.wire import to_json
 
 HEAD_SECONDS = 20.0
 """For the line and the headers of a request, from its first byte, or from the connection's, on."""
@@ -47,6 +50,19 @@ class Timed(H11Protocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         self._waited()
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP is refused in JSON, too, where an answer can still be sent."""
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            body = to_json(error_body(RefusedError("this is no HTTP request; send one of HTTP/1.1")))
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ]
+            for event in (h11.Response(status_code=400, headers=headers), h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._waited()
