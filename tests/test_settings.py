@@ -264,3 +264,5 @@ def test_every_variable_is_listed_with_its_value() -> None:
         "XDG_STATE_HOME": None,
     }
     assert all(s.meaning and s.default and s.reason for s in all_settings())
+    secret = {s.name: s.value for s in all_settings({"FINBACK_API_KEY": "hush"})}
+    assert secret["FINBACK_API_KEY"] == "set"
