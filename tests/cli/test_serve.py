@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -162,3 +163,25 @@ def test_options_that_make_no_sense(options: tuple[str, str]) -> None:
     assert process.end(None) == 2
     assert len(process.lines) <= 4
     assert not any("Traceback" in line for line in process.lines)
+
+
+def test_every_command_has_the_same_defaults() -> None:
+    """Case G03: with 1 GiB of addresses and nothing but a model all of them start, with the same context and budget."""
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30)); import sys; "
+    limited += "from finback.cli.main import main; sys.argv = ['finback', *sys.argv[1:]]; main()"
+
+    def said(*args: str, given: str = "") -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", limited, *args], input=given, capture_output=True, text=True, timeout=60, check=True
+        )
+        return done.stdout + done.stderr
+
+    ran = said("run", "-p", "Once", "--max-tokens", "2", "--stats")
+    talked = said("chat", given="/stats\n/quit\n")
+    assert said("bench", "prefill", "--sizes", "16")
+    with serving() as server:
+        banner = "\n".join(server.out)
+    assert "of 32768" in talked
+    assert "context 32768 tokens" in banner
+    budgets = {re.search(pattern, text)[1] for pattern, text in ((r"of (\d+);", ran), (r"budget (\d+)", talked))}  # type: ignore[index]
+    assert len(budgets) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import finback
 from finback import native
 from finback.errors import EngineStateError, MemoryBudgetError, ModelFileError, RequestError
 from finback.tools.synth import synth
+from tests.tiny import write_folder
 
 
 @pytest.mark.parametrize(
@@ -185,3 +187,19 @@ def test_a_mapped_file_that_shrinks_is_an_error_not_a_signal(tmp_path: Path) -> 
         os.truncate(path, path.stat().st_size // 2)
         with pytest.raises(ModelFileError, match=r"model\.gguf"):
             engine.logits([1, 2, 3])
+
+
+def test_templates_of_a_model_are_never_run(tmp_path: Path) -> None:
+    """Case I11: the prompt format is built in; what a file says of one is not looked at."""
+    mark = tmp_path / "it-ran"
+    folder = write_folder(tmp_path / "model")
+    attack = f"cycler.__init__.__globals__.os.system('touch {mark}')"
+    payload = "{% for i in range(10**9) %}{{ " + attack + " }}{% endfor %}"
+    described = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**described, "chat_template": payload}))
+    (folder / "chat_template.jinja").write_text(payload)
+    with finback.load(folder, context=128) as engine:
+        ids = engine.encode([{"role": "user", "content": "Hi"}])
+        with finback.load(write_folder(tmp_path / "plain"), context=128) as plain:
+            assert ids == plain.encode([{"role": "user", "content": "Hi"}])
+    assert not mark.exists()

@@ -1,4 +1,4 @@
-"""The prompt format, byte for byte, against the published encoder, and the cases people reported."""
+"""The prompt format, byte for byte, against the published encoder, and cases that people met: B01, B03, B05, B07."""
 
 from __future__ import annotations
 

@@ -53,6 +53,12 @@ def load_options(command: F) -> F:
             click.option("--pin", is_flag=True, help="Keep the weights in memory, whatever else the machine does."),
             click.option("--prefill-chunk", type=int, default=None, metavar="N", help="Tokens per prefill step."),
             click.option(
+                "--prefix-cache",
+                default=None,
+                metavar="SIZE",
+                help="Most memory for what earlier requests left, 0 for none [default: half of what is free].",
+            ),
+            click.option(
                 "--kv-dir", default=None, metavar="DIR", help="Keep what was read across restarts [default: do not]."
             ),
             click.option(
