@@ -1,31 +1,29 @@
 """What a model wrote, taken apart as it comes: reasoning, content and tool calls in DSML, in both spellings.
 
 Owns the streaming parser. The parts do not depend on how the text was cut into pieces; nothing is handed out that a
-later character could turn into markup. Refuses to guess: markup that is only talked about stays text, a call is one
-when it is written as one, and its arguments are always JSON. docs/text.md has the rules.
+later character could turn into markup; the work is linear in the text. Refuses to guess: markup that is only talked
+about stays text, a call is one when it is written as one, and its arguments are always JSON. docs/text.md has the
+rules.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
+from finback.text.jsonform import dump_json, load_json_object
+from finback.text.messages import TOOL_NAME
 from finback.text.render import DSML, END_THINK
 
 LONGEST_TAG = 1024
 """Characters of a tag; what is longer is text."""
 
-_KINDS = "tool_calls", "calls", "invoke", "parameter"
-_OPEN = re.compile(rf'<{DSML} ?(?P<kind>tool_calls|calls|invoke|parameter)(?P<rest>(?:\s+[a-z]+="[^"]*")*)\s*>')
-_CLOSE = re.compile(rf"</{DSML} ?(?P<kind>tool_calls|calls|invoke|parameter)\s*>")
-_BARE = re.compile(r'<parameter(?P<rest>(?:\s+[a-z]+="[^"]*")+)\s*>')
-_BARE_CLOSE = re.compile(rf"</(?:{DSML} ?)?parameter\s*>")
-_ATTRIBUTE = re.compile(r'([a-z]+)="([^"]*)"')
-
 Ended = Literal["stop", "length"]
+"""Why a text ended: the model ended it, or something cut it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,52 +66,364 @@ class CallEnded:
 Piece: TypeAlias = Reasoning | Content | CallBegun | CallArguments | CallEnded
 
 
-class _Tag(NamedTuple):
-    """A tag at the beginning of a text. kind: "open calls", "close invoke", "close think", ..."""
+def _joined(pieces: Iterable[Piece]) -> list[Piece]:
+    """The same with neighbours of a kind made one."""
+    joined: list[Piece] = []
+    for (kind, index), run in itertools.groupby(pieces, lambda p: (type(p), getattr(p, "index", None))):
+        if kind is CallArguments and index is not None:
+            joined.append(CallArguments(index, "".join(p.text for p in run if isinstance(p, CallArguments))))
+        elif kind is Reasoning:
+            joined.append(Reasoning("".join(p.text for p in run if isinstance(p, Reasoning))))
+        elif kind is Content:
+            joined.append(Content("".join(p.text for p in run if isinstance(p, Content))))
+        else:
+            joined += run
+    return joined
+
+
+# ---- tags: each form is an expression for the whole of it, and one for every beginning of it that is not all
+
+
+class _Form(NamedTuple):
+    """A form of text. half: matches to the end of the text where more characters could make `full`."""
+
+    full: str
+    half: str
+
+
+def _word(text: str) -> _Form:
+    half = r"\Z"
+    for char in reversed(text):
+        half = rf"(?:\Z|{re.escape(char)}{half})"
+    return _Form(re.escape(text), half)
+
+
+def _either(*forms: _Form) -> _Form:
+    return _Form(*(f"(?:{'|'.join(ways)})" for ways in zip(*forms, strict=True)))
+
+
+def _then(*forms: _Form) -> _Form:
+    half = r"\Z"
+    for form in reversed(forms):
+        half = f"(?:{form.half}|{form.full}{half})"
+    return _Form("".join(form.full for form in forms), half)
+
+
+def _named(name: str, form: _Form) -> _Form:
+    return _Form(f"(?P<{name}>{form.full})", form.half)
+
+
+def _before(form: _Form) -> _Form:
+    """Nothing, where `form` follows."""
+    return _Form(f"(?={form.full})", form.half)
+
+
+_BLANKS = _Form(r"\s*", r"\s*\Z")
+_ATTRIBUTES = _Form(
+    r'(?:\s+[a-z]+\s*=\s*"[^"]*")*',
+    r'(?:\s+[a-z]+\s*=\s*"[^"]*")*(?:\s+(?:[a-z]+\s*(?:=\s*(?:"[^"]*)?)?)?)?\Z',
+)
+_KIND = _either(*map(_word, ("tool_calls", "calls", "invoke", "parameter")))
+_OPENS, _CLOSES = _then(_word(f"<{DSML}"), _BLANKS), _then(_word(f"</{DSML}"), _BLANKS)
+_ANOTHER = _either(_word(f"<{DSML}"), _word(f"</{DSML}"))
+_INVOKE_GOES_ON = _either(
+    _then(_OPENS, _word("parameter")),
+    _then(_CLOSES, _either(_word("invoke"), _word("calls"), _word("tool_calls"))),
+)
+
+
+class _TagForm(NamedTuple):
+    """kind: "open" or "close", and what, where the form says that itself."""
 
     kind: str
-    end: int
+    full: re.Pattern[str]
+    half: re.Pattern[str]
+
+
+def _tag_form(kind: str, *forms: _Form) -> _TagForm:
+    whole = _then(*forms)
+    return _TagForm(kind, re.compile(whole.full), re.compile(whole.half))
+
+
+_NAMED_KIND, _NAMED_ATTRIBUTES = _named("kind", _KIND), _named("attributes", _ATTRIBUTES)
+_OPEN = _tag_form("open", _OPENS, _NAMED_KIND, _NAMED_ATTRIBUTES, _BLANKS, _word(">"))
+# Models now and then leave out the ">" of a closing tag, or the DSML token of a parameter's tags.
+_CLOSE = _tag_form("close", _CLOSES, _NAMED_KIND, _BLANKS, _either(_word(">"), _before(_ANOTHER)))
+_THINK = _tag_form("close think", _word(END_THINK))
+_BARE_OPEN = _tag_form("open parameter", _word("<parameter"), _NAMED_ATTRIBUTES, _BLANKS, _word(">"))
+_BARE_END = _word("</parameter"), _BLANKS, _word(">")
+_BARE_CLOSE = _tag_form("close parameter", *_BARE_END)
+_SLOPPY_CLOSE = _tag_form("close parameter", *_BARE_END, _BLANKS, _before(_INVOKE_GOES_ON))
+
+_IN_TEXT = _OPEN, _CLOSE, _THINK
+_IN_INVOKE = *_IN_TEXT, _BARE_OPEN
+_IN_VALUE = _CLOSE, _SLOPPY_CLOSE
+_IN_BARE_VALUE = _CLOSE, _BARE_CLOSE
+
+_ATTRIBUTE = re.compile(r'([a-z]+)\s*=\s*"([^"]*)"')
+_BLANK = re.compile(r"\s*")
+_CUT_CLOSE = re.compile(rf"</{DSML}|</parameter\s*>")
+
+
+class _Tag(NamedTuple):
+    """kind: "open calls", "close invoke", "close think", ..."""
+
+    kind: str
+    text: str
     attributes: dict[str, str]
 
+    @property
+    def name(self) -> str:
+        return self.attributes.get("name", "")
 
-def _tag_at(text: str, *, bare: bool) -> _Tag | Literal["partial"] | None:
-    """The tag that `text`, which begins with "<", begins with; "partial" if more characters could make it one. bare:
-    parameters without the DSML token count, as models write them now and then."""
-    if text.startswith(END_THINK):
-        return _Tag("close think", len(END_THINK), {})
-    for prefix, pattern in (("open ", _OPEN), ("close ", _CLOSE)):
-        if match := pattern.match(text):
-            kind = "calls" if match["kind"].endswith("calls") else match["kind"]
-            attributes = dict(_ATTRIBUTE.findall(match.groupdict().get("rest") or ""))
-            if prefix == "open " and kind != "calls" and "name" not in attributes:
+
+def _tag_at(text: str, at: int, forms: tuple[_TagForm, ...]) -> _Tag | Literal["partial"] | None:
+    """The tag of one of the forms at a "<"; "partial" if more characters could make it one."""
+    if text[at + 1 : at + 2] not in ("", "/", "｜", "p"):
+        return None
+    stop = at + LONGEST_TAG
+    partial = False
+    for form in forms:
+        if match := form.full.match(text, at, stop):
+            found = match.groupdict()
+            kind = form.kind
+            if name := found.get("kind"):
+                kind += " calls" if name.endswith("calls") else f" {name}"
+            attributes = dict(_ATTRIBUTE.findall(found.get("attributes") or ""))
+            if kind in ("open invoke", "open parameter") and "name" not in attributes:
                 return None  # talk about tags, such as <…invoke>
-            return _Tag(prefix + kind, match.end(), attributes)
-    if bare:
-        if match := _BARE.match(text):
-            return _Tag("open parameter", match.end(), dict(_ATTRIBUTE.findall(match["rest"])))
-        if match := _BARE_CLOSE.match(text):
-            return _Tag("close parameter", match.end(), {})
-    return "partial" if _may_become(text, bare) else None
+            return _Tag(kind, match[0].rstrip() if form is _SLOPPY_CLOSE else match[0], attributes)
+        partial = partial or (len(text) < stop and form.half.match(text, at) is not None)
+    return "partial" if partial else None
 
 
-def _may_become(text: str, bare: bool) -> bool:
-    """Whether more characters could make a tag of `text`."""
-    if len(text) > LONGEST_TAG or ">" in text:
+class _Input:
+    """Text that has come and was not read."""
+
+    def __init__(self) -> None:
+        self._text, self._at = "", 0
+
+    def add(self, text: str) -> None:
+        self._text, self._at = self._text[self._at :] + text, 0
+
+    def rest(self) -> str:
+        """All of it."""
+        rest, self._text, self._at = self._text[self._at :], "", 0
+        return rest
+
+    def until_tag(self, forms: tuple[_TagForm, ...]) -> tuple[str, _Tag | None]:
+        """The text before the next tag, and the tag. None: more characters are needed; a tag they may make is left."""
+        text, start = self._text, self._at
+        at = start
+        while (at := text.find("<", at)) >= 0:
+            tag = _tag_at(text, at, forms)
+            if isinstance(tag, _Tag):
+                self._at = at + len(tag.text)
+                return text[start:at], tag
+            if tag == "partial":
+                break
+            at += 1
+        self._at = at if at >= 0 else len(text)
+        return text[start : self._at], None
+
+    def blanks(self) -> str:
+        match = _BLANK.match(self._text, self._at)
+        assert match is not None  # it matches nothing at least
+        self._at = match.end()
+        return match[0]
+
+    def next_char(self) -> str:
+        """It stays; "" when more is needed."""
+        return self._text[self._at : self._at + 1]
+
+    def next_tag(self, forms: tuple[_TagForm, ...]) -> _Tag | Literal["partial"] | None:
+        """It stays; None when there is none right here."""
+        return _tag_at(self._text, self._at, forms) if self.next_char() == "<" else None
+
+    def skip(self, tag: _Tag) -> None:
+        self._at += len(tag.text)
+
+
+class _Block:
+    """Reads a block of calls from its opening on. `over` behind its end: `unread` is what follows.
+
+    `only` makes it doubt: calls of other tools, text between the tags, another block and `</think>` make it `stray`
+    and are left in `unread`; behind its end it looks on, for the answer must end there.
+    """
+
+    def __init__(self, only: Collection[str] | None = None) -> None:
+        self._only = only
+        self._input = _Input()
+        self._state: Callable[[], bool] = self._between
+        self._pieces: list[Piece] = []
+        self._in_call, self._first_parameter, self._string = False, True, False
+        self._value_forms: tuple[_TagForm, ...] = _IN_VALUE
+        self._value: list[str] = []
+        self._body: list[str] = []  # text of a call without parameters
+        self._tail: list[str] = []  # `</think>` and blanks behind the end
+        self.begun, self.ended = 0, 0
+        self.over, self.stray, self.unread = False, False, ""
+
+    def feed(self, text: str) -> None:
+        self._input.add(text)
+        while not self.stray and self._state():
+            pass
+
+    def take(self) -> list[Piece]:
+        pieces, self._pieces = self._pieces, []
+        return pieces
+
+    def finish(self, ended: Ended) -> None:
+        """A call that was cut stays open; one that the model left open is closed."""
+        if ended == "stop" and self._in_call:
+            if self._state == self._read_value:
+                held = self._input.rest()
+                self._add_value("" if _CUT_CLOSE.match(held) else held)
+                self._close_value()
+            self._close_call()
+
+    def _give_up(self, text: str) -> bool:
+        self.stray, self.unread = True, text + self._input.rest()
         return False
-    if END_THINK.startswith(text):
+
+    def _doubtful(self, tag: _Tag) -> bool:
+        if self._only is None:
+            return False
+        if tag.kind == "open invoke":
+            return tag.name not in self._only
+        return tag.kind == "close think" or (tag.kind == "open calls" and self.begun > 0)
+
+    def _between(self) -> bool:
+        """Before an invoke or the end. What else stands here says nothing."""
+        text, tag = self._input.until_tag(_IN_TEXT)
+        if self._only is not None and text.strip():
+            return self._give_up(text + (tag.text if tag else ""))
+        if tag is None:
+            return False
+        if self._doubtful(tag):
+            return self._give_up(tag.text)
+        if tag.kind == "open invoke":
+            self._begin_call(tag.name)
+        elif tag.kind == "close calls":
+            self._end()
         return True
-    for opening in (f"<{DSML}", f"</{DSML}", *(("<", "</") if bare else ())):
-        if opening.startswith(text):
-            return True
-        if text.startswith(opening):
-            word = text[len(opening) :].removeprefix(" ")
-            kinds = _KINDS if DSML in opening else ("parameter",)
-            for kind in kinds:
-                if kind.startswith(word):
-                    return True
-                if word.startswith(kind) and (word[len(kind)] in ' \n\t"' and "/" not in opening):
-                    return True
-    return False
+
+    def _in_invoke(self) -> bool:
+        """Before a parameter or the end of the invoke."""
+        text, tag = self._input.until_tag(_IN_INVOKE)
+        if self._body or text.strip():
+            self._body.append(text)
+            if self._only is not None and not (self._first_parameter and self._body[0].lstrip().startswith("{")):
+                return self._give_up(text + (tag.text if tag else ""))
+        if tag is None:
+            return False
+        if self._doubtful(tag):
+            return self._give_up(tag.text)
+        if tag.kind == "open parameter":
+            self._begin_value(tag)
+        elif tag.kind == "open invoke":  # the one before was not closed
+            self._close_call()
+            self._begin_call(tag.name)
+        else:
+            self._close(tag.kind)
+        return True
+
+    def _close(self, kind: str) -> None:
+        """A closing tag also closes what is open inside of it."""
+        if kind in ("close invoke", "close calls"):
+            self._close_call()
+        if kind == "close calls":
+            self._end()
+
+    def _read_value(self) -> bool:
+        """In a parameter. Its text is raw: only a closing tag ends it."""
+        text, tag = self._input.until_tag(self._value_forms)
+        self._add_value(text)
+        if tag is None:
+            return False
+        if tag.kind in ("close parameter", "close invoke", "close calls"):
+            self._close_value()
+            self._state = self._in_invoke
+            self._close(tag.kind)
+        elif tag.kind != "open invoke" and self._doubtful(tag):
+            return self._give_up(tag.text)
+        else:
+            self._add_value(tag.text)
+        return True
+
+    def _end(self) -> None:
+        self.over = True
+        self._state = self._look_on if self._only is not None else self._leave
+
+    def _leave(self) -> bool:
+        self.unread += self._input.rest()
+        return False
+
+    def _look_on(self) -> bool:
+        """Only `</think>` may follow; when more does, it ended the reasoning."""
+        text, tag = self._input.until_tag((_THINK,))
+        if text.strip():
+            return self._give_up("".join(self._tail) + text + (tag.text if tag else ""))
+        if tag is not None or self._tail:
+            self._tail += [text if self._tail else "", tag.text if tag else ""]
+        return tag is not None
+
+    # ---- calls
+
+    def _begin_call(self, name: str) -> None:
+        self._pieces.append(CallBegun(self.begun, name))
+        self.begun += 1
+        self._in_call, self._first_parameter, self._body = True, True, []
+        self._state = self._in_invoke
+
+    def _close_call(self) -> None:
+        """The end of a call. One without parameters may have written its arguments as JSON."""
+        body = "".join(self._body).strip()
+        if not self._first_parameter:
+            self._argue("}")
+        else:
+            self._argue(body if load_json_object(body) is not None else "{}")
+        self._pieces.append(CallEnded(self.begun - 1))
+        self.ended += 1
+        self._in_call = False
+        self._state = self._between
+
+    def _begin_value(self, tag: _Tag) -> None:
+        self._argue(("{" if self._first_parameter else ",") + json.dumps(tag.name, ensure_ascii=False) + ":")
+        self._first_parameter, self._value = False, []
+        self._string = tag.attributes.get("string") == "true"
+        if self._string:
+            self._argue('"')
+        self._value_forms = _IN_VALUE if tag.text.startswith(f"<{DSML}") else _IN_BARE_VALUE
+        if self._only is not None:
+            self._value_forms += (_THINK, _OPEN)
+        self._state = self._read_value
+
+    def _add_value(self, text: str) -> None:
+        if self._string:
+            self._argue(json.dumps(text, ensure_ascii=False)[1:-1])
+        else:
+            self._value.append(text)
+
+    def _close_value(self) -> None:
+        """The end of a parameter. What is no JSON is a string, whatever the tag says."""
+        if self._string:
+            self._argue('"')
+            return
+        text = "".join(self._value)
+        self._argue(text.strip() if _is_json(text) else json.dumps(text, ensure_ascii=False))
+
+    def _argue(self, text: str) -> None:
+        self._pieces.append(CallArguments(self.begun - 1, text))
+
+
+def _is_json(text: str) -> bool:
+    """Whether every reader of JSON can read it: no NaN, no number beyond doubles, no half characters."""
+    try:
+        dump_json({"value": json.loads(text)}).encode()
+    except (ValueError, OverflowError, RecursionError):
+        return False
+    return True
 
 
 class OutputParser:
@@ -121,290 +431,176 @@ class OutputParser:
 
     def __init__(self, *, thinking: bool, tools: Collection[str] | None) -> None:
         """thinking: whether the prompt has opened thinking. tools: names of the declared tools; None where there are
-        none: blocks of calls are then taken out of the content and counted in `dropped`."""
+        none: calls are then taken out of the content and counted in `dropped`."""
         self._tools = tools
-        self._state: Callable[[], bool] = self._think if thinking else self._talk
-        self._buffer, self._blank = "", ""  # not yet looked at; blanks that may turn out to stand before a block
-        self._line_start = True
+        self._input = _Input()
+        self._part: type[Reasoning | Content] = Reasoning if thinking else Content
+        self._state: Callable[[], bool] = self._talk
+        self._blank: list[str] = []  # may turn out to stand before a block
+        self._behind_block, self._spoken = False, False  # of this part
+        self._opening: list[str] = []  # tags that may begin a block, and blanks
+        self._invoked = False
+        self._block = _Block()
+        self._tried: list[str] = []  # the block in thinking, as it was written
         self._pieces: list[Piece] = []
-        self._quoted = ""  # a block in thinking that may be a call
-        self._calls = 0  # begun
-        self._first_parameter, self._string = True, False
-        self._value, self._body = "", ""
-        self._in_call = False
         self.dropped, self.completed = 0, 0
 
     def feed(self, text: str) -> list[Piece]:
         """What is certain with `text`, joined as far as it can be."""
-        self._buffer += text
+        self._input.add(text)
         while self._state():
             pass
         return self._take()
 
     def finish(self, ended: Ended) -> list[Piece]:
-        """What was held back. A call that the limit cut stays open; one that the model left open is closed."""
-        if self._state == self._quote:
-            self._end_quote()
-        if self._state in (self._think, self._talk):
-            self._emit(self._blank + self._buffer)
-            self._buffer = self._blank = ""
-        elif ended == "stop" and self._in_call:
-            if self._state == self._read_value:
-                self._add_value(self._buffer)
-                self._close_value()
-            self._buffer = ""
-            self._close_call()
+        """What was held back. A call that was cut stays open; one that the model left open is closed."""
+        if self._state == self._try and not self._accept():
+            self._say("".join(self._tried))
+            self._state = self._talk
+        if self._state == self._call:
+            self._block.finish(ended)
+            self._hand_out()
+        elif self._state in (self._talk, self._open):
+            held = "".join(self._opening) + self._input.rest()
+            if ended == "length" and self._part is Content and DSML in held:  # a tag that was cut
+                self._behind_block = True
+            else:
+                self._say(held)
+            if not self._behind_block:
+                self._emit("".join(self._blank))
         return self._take()
 
     def _take(self) -> list[Piece]:
-        joined: list[Piece] = []
-        for piece in self._pieces:
-            last = joined[-1] if joined else None
-            if isinstance(piece, Reasoning) and isinstance(last, Reasoning):
-                joined[-1] = Reasoning(last.text + piece.text)
-            elif isinstance(piece, Content) and isinstance(last, Content):
-                joined[-1] = Content(last.text + piece.text)
-            elif isinstance(piece, CallArguments) and isinstance(last, CallArguments) and piece.index == last.index:
-                joined[-1] = CallArguments(piece.index, last.text + piece.text)
-            else:
-                joined.append(piece)
-        self._pieces = []
-        return joined
+        pieces, self._pieces = self._pieces, []
+        return _joined(pieces)
 
     # ---- text
 
     def _emit(self, text: str) -> None:
         if text:
-            self._line_start = text.endswith("\n")
-            self._pieces.append((Reasoning if self._state in (self._think, self._quote) else Content)(text))
+            self._pieces.append(self._part(text))
 
-    def _text_before(self) -> _Tag | None:
-        """Hand out text up to the next tag, and return that. None: more characters are needed."""
-        while self._buffer:
-            at = self._buffer.find("<")
-            text = self._buffer if at < 0 else self._buffer[:at]
-            solid = text.rstrip()
-            if solid:
-                self._emit(self._blank + solid)
-                self._blank = ""
-            self._blank += text[len(solid) :]
-            if at < 0:
-                self._buffer = ""
-                return None
-            self._buffer = self._buffer[at:]
-            tag = _tag_at(self._buffer, bare=False)
-            if tag == "partial":
-                return None
-            if tag is not None:
-                return tag
-            self._emit(self._blank + "<")
-            self._blank, self._buffer = "", self._buffer[1:]
-        return None
+    def _say(self, text: str) -> None:
+        """Hand out text; blanks at its end wait for what follows."""
+        solid = text.rstrip()
+        if solid:
+            self._emit("".join(self._blank) + solid)
+            self._blank = []
+            self._behind_block, self._spoken = False, True
+        self._blank.append(text[len(solid) :])
 
-    def _think(self) -> bool:
-        tag = self._text_before()
+    def _talk(self) -> bool:
+        """In reasoning or content."""
+        text, tag = self._input.until_tag(_IN_TEXT)
+        self._say(text)
         if tag is None:
             return False
         if tag.kind == "close think":
-            self._emit(self._blank)
-            self._blank, self._buffer = "", self._buffer[tag.end :]
-            self._state = self._talk
-            self._line_start = True
-        elif tag.kind in ("open calls", "open invoke") and (self._line_start or "\n" in self._blank):
-            self._state = self._quote
+            if self._part is Reasoning:  # a second one says nothing
+                self._emit("".join(self._blank))
+                self._blank = []
+                self._part, self._spoken = Content, False
+        elif tag.kind == "open calls" or (tag.kind == "open invoke" and self._may_call(tag.name)):
+            self._opening, self._invoked = [tag.text], tag.kind == "open invoke"
+            self._state = self._open
         else:
-            self._pass_on(tag)
+            self._say(tag.text)
         return True
 
-    def _talk(self) -> bool:
-        tag = self._text_before()
-        if tag is None:
-            return False
-        if tag.kind == "close think":  # a second one says nothing
-            self._buffer = self._buffer[tag.end :]
-        elif tag.kind == "open invoke":
-            self._blank = ""
-            self._state = self._between
-        elif tag.kind == "open calls":
-            rest = self._buffer[tag.end :].lstrip()
-            following = _tag_at(rest, bare=False) if rest.startswith("<") else None
-            if not rest or following == "partial":
-                return False
-            if isinstance(following, _Tag) and following.kind in ("open invoke", "close calls"):
-                self._blank, self._buffer = "", self._buffer[tag.end :]
-                self._state = self._between
-            else:
-                self._pass_on(tag)
-        else:
-            self._pass_on(tag)
-        return True
-
-    def _pass_on(self, tag: _Tag) -> None:
-        """Markup that is only talked about."""
-        self._emit(self._blank + self._buffer[: tag.end])
-        self._blank, self._buffer = "", self._buffer[tag.end :]
-
-    # ---- a block in thinking: a call if it is whole, names declared tools, and nothing but the end follows
-
-    def _quote(self) -> bool:
-        self._quoted += self._buffer
-        self._buffer = ""
-        if self._might_call(self._quoted):
-            return False
-        # It is talk: the first tag is text, and what follows is looked at again.
-        tag = _tag_at(self._quoted, bare=False)
-        assert isinstance(tag, _Tag)
-        self._state = self._think
-        self._buffer, self._quoted = self._quoted, ""
-        self._pass_on(tag)
-        return True
-
-    def _might_call(self, text: str) -> bool:
-        """Whether `text` may still be a block of calls with which the answer ends."""
-        names = re.findall(rf'<{DSML} ?invoke\s+name="([^"]*)"', text)
-        if any(name not in (self._tools or ()) for name in names):
-            return False
-        opening = _tag_at(text, bare=False)
-        assert isinstance(opening, _Tag)
-        if opening.kind == "open calls":
-            rest = text[opening.end :].lstrip()
-            tag = _tag_at(rest, bare=False) if rest.startswith("<") else None
-            if rest and tag != "partial" and not (isinstance(tag, _Tag) and tag.kind == "open invoke"):
-                return False
-        closings = [m for m in _CLOSE.finditer(text) if m["kind"].endswith("calls")]
-        if not closings:
+    def _may_call(self, name: str) -> bool:
+        """In thinking only declared tools are called."""
+        if name in (self._tools or ()):
             return True
-        after = text[closings[-1].end() :].replace(END_THINK, "").strip()
-        return not after or END_THINK.startswith(after)
+        return self._part is Content and TOOL_NAME.fullmatch(name) is not None
 
-    def _end_quote(self) -> None:
-        """The answer ends with a block in thinking: its calls are made if it is whole."""
-        block, self._quoted = self._quoted, ""
-        whole = any(m["kind"].endswith("invoke") for m in _CLOSE.finditer(block))
-        if not whole:
-            self._state = self._think
-            self._buffer = block
-            return
-        self._blank, self._buffer, self._state = "", block, self._talk
-        while self._state():
-            pass
-
-    # ---- calls
-
-    def _next_tag(self, *, bare: bool) -> _Tag | None:
-        """The next tag of a block; text between tags goes to `_body`."""
-        while self._buffer:
-            at = self._buffer.find("<")
-            if at < 0:
-                self._body += self._buffer
-                self._buffer = ""
-                return None
-            self._body += self._buffer[:at]
-            self._buffer = self._buffer[at:]
-            tag = _tag_at(self._buffer, bare=bare)
-            if tag == "partial":
-                return None
-            if tag is not None:
-                self._buffer = self._buffer[tag.end :]
-                return tag
-            self._body += "<"
-            self._buffer = self._buffer[1:]
-        return None
-
-    def _between(self) -> bool:
-        """In a block, before an invoke or its end."""
-        tag = self._next_tag(bare=False)
-        if tag is None:
+    def _open(self) -> bool:
+        """Behind a tag that may begin a block: it does if what follows is more of a call."""
+        self._opening.append(self._input.blanks())
+        if not self._input.next_char():
             return False
-        if tag.kind == "open invoke":
-            self._body = ""
-            self._in_call, self._first_parameter = True, True
+        tag = self._input.next_tag(_IN_INVOKE)
+        if tag == "partial":
+            return False
+        kind = tag.kind if tag else ""
+        if self._invoked:
+            begins = kind in ("open parameter", "close invoke", "close calls") or self._input.next_char() == "{"
+        else:
+            begins = tag is not None and kind == "open invoke" and self._may_call(tag.name)
+        if begins:
+            self._begin_block()
+        elif tag is not None and not self._invoked and kind == "open calls":
+            self._opening.append(tag.text)
+            self._input.skip(tag)
+        elif tag is not None and not self._invoked and kind == "close calls" and self._part is Content:
+            self._input.skip(tag)  # a block without calls
+            self._opening, self._behind_block = [], True
+            self._state = self._talk
+        else:
+            self._say("".join(self._opening))
+            self._opening = []
+            self._state = self._talk
+        return True
+
+    # ---- blocks
+
+    def _begin_block(self) -> None:
+        opening, self._opening = "".join(self._opening), []
+        if self._part is Reasoning:
+            self._block, self._tried = _Block(self._tools or ()), [opening]
+            self._state = self._try
+        else:
+            self._block = _Block()
+            if self._tools is not None:
+                self._separate()
+            self._state = self._call
+        self._block.feed(opening)
+
+    def _separate(self) -> None:
+        """The blank line before a block is no text; blanks alone are none either."""
+        blank = "".join(self._blank)
+        self._blank = []
+        if self._spoken:
+            self._emit(blank.removesuffix("\n").removesuffix("\n"))
+
+    def _hand_out(self) -> None:
+        for piece in self._block.take():
             if self._tools is None:
-                self.dropped += 1
+                self.dropped += isinstance(piece, CallBegun)
             else:
-                self._pieces.append(CallBegun(self._calls, tag.attributes.get("name", "")))
-            self._state = self._in_invoke
-        elif tag.kind == "close calls":
-            self._state = self._after
-        return True
+                self.completed += isinstance(piece, CallEnded)
+                self._pieces.append(piece)
 
-    def _in_invoke(self) -> bool:
-        """In an invoke, before a parameter or its end."""
-        tag = self._next_tag(bare=True)
-        if tag is None:
+    def _call(self) -> bool:
+        """In a block of calls, or behind it: then the turn is over, whatever is still said."""
+        self._block.feed(self._input.rest())
+        self._hand_out()
+        if not self._block.over:
             return False
-        if tag.kind == "open parameter":
-            self._argue(("{" if self._first_parameter else ",") + json.dumps(tag.attributes.get("name", "")) + ":")
-            self._first_parameter, self._value = False, ""
-            self._string = tag.attributes.get("string") == "true"
-            if self._string:
-                self._argue('"')
-            self._state = self._read_value
-        elif tag.kind in ("close invoke", "close calls", "open invoke"):
-            self._close_call()
-            self._state = self._after if tag.kind == "close calls" else self._between
-            if tag.kind == "open invoke":  # the one before was not closed
-                name = tag.attributes.get("name", "")
-                self._buffer = f'<{DSML}invoke name="{name}">' + self._buffer
+        unread, self._block.unread = self._block.unread, ""
+        if self._tools is not None:
+            return False
+        self._input.add(unread)
+        self._behind_block = True
+        self._state = self._talk
         return True
 
-    def _read_value(self) -> bool:
-        """In a parameter. Its text is raw: only its own closing tag ends it."""
-        at = 0
-        while (at := self._buffer.find("<", at)) >= 0:
-            tag = _tag_at(self._buffer[at:], bare=True)
-            if tag == "partial":
-                break
-            if tag is not None and tag.kind == "close parameter":
-                self._add_value(self._buffer[:at])
-                self._buffer = self._buffer[at + tag.end :]
-                self._close_value()
-                self._state = self._in_invoke
-                return True
-            at += 1
-        safe = len(self._buffer) if at < 0 else at
-        self._add_value(self._buffer[:safe])
-        self._buffer = self._buffer[safe:]
-        return False
+    def _try(self) -> bool:
+        """In thinking, a block is a call if nothing else follows. Until then it is kept."""
+        text = self._input.rest()
+        self._tried.append(text)
+        self._block.feed(text)
+        if not self._block.stray:
+            return False
+        tried, unread = "".join(self._tried), self._block.unread
+        self._say(tried[: len(tried) - len(unread)])
+        self._input.add(unread)
+        self._state = self._talk
+        return True
 
-    def _add_value(self, text: str) -> None:
-        if self._string:
-            self._argue(json.dumps(text, ensure_ascii=False)[1:-1])
-        else:
-            self._value += text
-
-    def _close_value(self) -> None:
-        """The end of a parameter. What is no JSON is a string, whatever the tag says."""
-        if self._string:
-            self._argue('"')
-            return
-        try:
-            self._argue(json.dumps(json.loads(self._value), ensure_ascii=False))
-        except (ValueError, RecursionError):
-            self._argue(json.dumps(self._value, ensure_ascii=False))
-
-    def _close_call(self) -> None:
-        """The end of a call. One without parameters may have written its arguments as JSON."""
-        if self._first_parameter:
-            try:
-                found = json.loads(self._body)
-            except (ValueError, RecursionError):
-                found = None
-            self._argue(json.dumps(found, ensure_ascii=False) if isinstance(found, dict) else "{}")
-        else:
-            self._argue("}")
-        self._in_call = False
-        self._body = ""
-        if self._tools is not None:
-            self._pieces.append(CallEnded(self._calls))
-            self.completed += 1
-            self._calls += 1
-
-    def _argue(self, text: str) -> None:
-        if self._tools is not None:
-            self._pieces.append(CallArguments(self._calls, text))
-
-    def _after(self) -> bool:
-        """Behind the block: the turn is over, whatever is still said."""
-        self._buffer = ""
-        return False
+    def _accept(self) -> bool:
+        """The answer ends with a block in thinking: it is one if a call of it is whole."""
+        if self._block.ended == 0:
+            return False
+        self._separate()
+        self._state = self._call
+        return True
