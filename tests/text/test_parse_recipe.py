@@ -13,13 +13,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import deepseek_recipe as recipe
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finback.text.messages import AssistantMessage, ToolCall, ToolDefinition, UserMessage
 from finback.text.render import render
-from tests.text.test_parse import CALL4, WANTED, D, Whole, block, invoke, parameter, parsed
+from tests.text.test_parse import D, block, invoke, parameter, parsed
 
 TOOLS = ("look_up", "ns::run.it", "a-b")
 
@@ -66,7 +65,8 @@ def theirs(pieces: list[str] | str, *, thinking: bool = True, finish: str = "Sto
 # ---- valid answers
 
 FRAGMENTS = st.sampled_from([
-    "<", ">", "</", "\"", "'", "\\", "\n", "\n\n", " ", "&lt;", "｜", "DSML", "<b>", "</parameter>", "<parameter name=\"x\">",
+    "<", ">", "</", "\"", "'", "\\", "\n", "\n\n", " ", "&lt;", "｜", "DSML", "<b>", "</parameter>",
+    "<parameter name=\"x\">",
     "</invoke>", "2>&1", "{", "}", "é", "🦊", "中文", "a", "word", "\t", "\r\n", "\u2028", "\x00", "`", "</tool_calls>",
     "<think>", "</thin", "<|DSML|", "x < y",
 ])  # fmt: skip
