@@ -30,7 +30,7 @@ def application(service: Service, described: Described, store: Store) -> Starlet
     paths: list[Path] = []
 
     def add(path: str, methods: str, handler: Handler, *, quiet: bool = False) -> None:
-        paths.append(Path(path, Route(service, handler, quiet=quiet), methods=methods.split()))
+        paths.append(Path(path, Route(service, path, handler, quiet=quiet), methods=methods.split()))
 
     for before in ("/v1", ""):
         add(f"{before}/chat/completions", "POST", endpoints.chat)

@@ -47,13 +47,14 @@ class Visit:
 
 
 class Route:
-    """A route of the application. quiet: no line is written, and it is not counted."""
+    """A route of the application. path: what its requests are counted by, with names for what differs. quiet: no line
+    is written, and it is not counted."""
 
-    def __init__(self, service: Service, handler: Handler, *, quiet: bool = False) -> None:
-        self._service, self._handler, self._quiet = service, handler, quiet
+    def __init__(self, service: Service, path: str, handler: Handler, *, quiet: bool = False) -> None:
+        self._service, self._path, self._handler, self._quiet = service, path, handler, quiet
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        entry = Entry(scope["path"])
+        entry = Entry(self._path)
         visit = Visit(self._service, Request(scope, receive), entry)
         with contextlib.suppress(GoneError, ClientGoneError):
             async with self._closing(entry):
