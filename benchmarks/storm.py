@@ -43,8 +43,8 @@ class Server:
     """The process, its files and its memory."""
 
     def __init__(self) -> None:
-        command = [sys.executable, "-u", "-m", "finback.cli.main", "serve", "--port", "0", "--memory", "2GiB"]
-        command += ["--context", "2048", "--queue", "512", "--body-limit", "4MiB", "--prefix-cache", "64MiB"]
+        command = [sys.executable, "-u", "-m", "finback.cli.main", "serve", "--port", "0", "--memory", "256MiB"]
+        command += ["--context", "2048", "--queue", "512", "--body-limit", "4MiB", "--prefix-cache", "48MiB"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.process.stdout is not None
         found = re.search(r"http://\S+", self.process.stdout.readline())
