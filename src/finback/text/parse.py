@@ -22,6 +22,9 @@ from finback.text.render import DSML, END_THINK
 LONGEST_TAG = 1024
 """Characters of a tag; what is longer is text."""
 
+SLICE = 4096
+"""Characters that are read at once."""
+
 Ended = Literal["stop", "length"]
 """Why a text ended: the model ended it, or something cut it."""
 
@@ -256,7 +259,8 @@ class _Block:
         self._input = _Input()
         self._state: Callable[[], bool] = self._between
         self._pieces: list[Piece] = []
-        self._in_call, self._first_parameter, self._string = False, True, False
+        self._name, self._in_call, self._begun = "", False, False
+        self._first_parameter, self._string = True, False
         self._value_forms: tuple[_TagForm, ...] = _IN_VALUE
         self._value: list[str] = []
         self._body: list[str] = []  # text of a call without parameters
@@ -291,7 +295,7 @@ class _Block:
             return False
         if tag.kind == "open invoke":
             return tag.name not in self._only
-        return tag.kind == "close think" or (tag.kind == "open calls" and self.begun > 0)
+        return tag.kind == "close think" or (tag.kind == "open calls" and (self._in_call or self.begun > 0))
 
     def _between(self) -> bool:
         """Before an invoke or the end. What else stands here says nothing."""
@@ -322,7 +326,8 @@ class _Block:
         if tag.kind == "open parameter":
             self._begin_value(tag)
         elif tag.kind == "open invoke":  # the one before was not closed
-            self._close_call()
+            if self._begun or self._body:
+                self._close_call()
             self._begin_call(tag.name)
         else:
             self._close(tag.kind)
@@ -371,13 +376,20 @@ class _Block:
     # ---- calls
 
     def _begin_call(self, name: str) -> None:
-        self._pieces.append(CallBegun(self.begun, name))
-        self.begun += 1
-        self._in_call, self._first_parameter, self._body = True, True, []
+        self._name, self._begun, self._first_parameter, self._body = name, False, True, []
+        self._in_call = True
         self._state = self._in_invoke
+
+    def _announce(self) -> None:
+        """With its first parameter or its end an invoke is a call; one that another replaces is not."""
+        if not self._begun:
+            self._pieces.append(CallBegun(self.begun, self._name))
+            self._begun = True
+            self.begun += 1
 
     def _close_call(self) -> None:
         """The end of a call. One without parameters may have written its arguments as JSON."""
+        self._announce()
         body = "".join(self._body).strip()
         if not self._first_parameter:
             self._argue("}")
@@ -389,6 +401,7 @@ class _Block:
         self._state = self._between
 
     def _begin_value(self, tag: _Tag) -> None:
+        self._announce()
         self._argue(("{" if self._first_parameter else ",") + json.dumps(tag.name, ensure_ascii=False) + ":")
         self._first_parameter, self._value = False, []
         self._string = tag.attributes.get("string") == "true"
@@ -447,9 +460,10 @@ class OutputParser:
 
     def feed(self, text: str) -> list[Piece]:
         """What is certain with `text`, joined as far as it can be."""
-        self._input.add(text)
-        while self._state():
-            pass
+        for at in range(0, len(text), SLICE):  # what is looked at again is never more than a slice
+            self._input.add(text[at : at + SLICE])
+            while self._state():
+                pass
         return self._take()
 
     def finish(self, ended: Ended) -> list[Piece]:
@@ -472,7 +486,7 @@ class OutputParser:
 
     def _take(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
-        return _joined(pieces)
+        return _joined(pieces) if len(pieces) > 1 else pieces
 
     # ---- text
 
