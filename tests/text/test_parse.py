@@ -10,7 +10,6 @@ import pytest
 
 from finback.text.messages import messages_from_json, tools_from_json
 from finback.text.parse import (
-    LONGEST_TAG,
     CallArguments,
     CallBegun,
     CallEnded,
@@ -21,6 +20,7 @@ from finback.text.parse import (
     Reasoning,
 )
 from finback.text.render import render
+from finback.text.tags import LONGEST_TAG
 
 D = "｜DSML｜"
 TOOLS = ("look_up",)
@@ -348,8 +348,9 @@ def test_a_string_is_raw() -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["NaN", "-Infinity", "1e999", "1" * 400, "1" * 5000, '"\\ud800"', "[" * 200 + "]" * 200, "{'a': 1}", "1,2", "", "01"],
-)
+    ["NaN", "-Infinity", "1e999", "1" * 400, "1" * 5000, '"\\ud800"', "[" * 200 + "]" * 200, "[" * 200_000, "{'a': 1}",
+     "1,2", "", "01"],
+)  # fmt: skip
 def test_what_not_every_reader_takes_is_a_string(text: str) -> None:
     whole = parsed(block(invoke("look_up", parameter("days", text, "false"))), thinking=False)
     assert whole.arguments == [json.dumps({"days": text}, separators=(",", ":"))]
@@ -438,7 +439,8 @@ def test_a_cut_tag_is_not_shown() -> None:
 @pytest.mark.parametrize(
     ("text", "reasoning"),
     [
-        (f"Like\n{CALL4[:150]}</think>Done.", f"Like\n{CALL4[:150]}"),  # cut in a value
+        (f"Like\n{CALL4[:95]}</think>Done.", f"Like\n{CALL4[:95]}"),  # cut in a value
+        (f"Like\n{CALL4[:150]}</think>Done.", f"Like\n{CALL4[:150]}"),  # behind one
         (f"Like\n{CALL4[:60]}</think>Done.", f"Like\n{CALL4[:60]}"),  # before a parameter
         (f"Like\n{CALL4}\n</think>Done.", f"Like\n{CALL4}\n"),
         (f"Like\n{CALL4}\n{CALL41}</think>Done.", f"Like\n{CALL4}\n{CALL41}"),
@@ -457,10 +459,27 @@ def test_talk_in_thinking_ends_with_it(text: str, reasoning: str) -> None:
 
 
 def test_the_last_block_in_thinking_counts() -> None:
-    for before in (f"Like\n{CALL4}\nso: ", f"Like\n{CALL4[:150]}, so: ", f'<{D}invoke name="look_up">, so: '):
+    """Even where one that was cut would go on to it."""
+    in_value = CALL4[: CALL4.index("Oslo") + 2]
+    left_open = CALL4.removesuffix(f"\n</{D}tool_calls>")
+    for before in (
+        f"Like\n{CALL4}\nso: ", f"Like\n{in_value}, so: ", f'<{D}invoke name="look_up">, so: ', f"Like\n{left_open}",
+        left_open.rpartition("\n</")[0], f"Like\n{in_value} </think", f"Like\n{CALL4}, and\n{CALL4}",
+    ):  # fmt: skip
         for pieces in cuts(before + CALL41):
             whole = parsed(pieces)
             assert (whole.reasoning, whole.content, whole.calls) == (before, "", [WANTED])
+
+
+@pytest.mark.parametrize("ended", ["stop", "length"])
+def test_a_block_in_thinking_without_a_whole_call_is_text(ended: Ended) -> None:
+    whole_at = CALL4.index(f"</{D}invoke>") + len(f"</{D}invoke>")
+    for n in range(len(CALL4) + 1):
+        whole = parsed("Like\n" + CALL4[:n], ended=ended)
+        if n < whole_at:
+            assert (whole.reasoning, whole.content, whole.names) == ("Like\n" + CALL4[:n], "", [])
+        else:
+            assert (whole.reasoning, whole.content, whole.calls) == ("Like", "", [WANTED])
 
 
 def test_without_tools_blocks_in_thinking_stay() -> None:

@@ -9,7 +9,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import finback.text.parse as parse
+from finback.text import parse, tags
 from finback.text.parse import CallArguments, CallBegun, CallEnded, Content, Ended, OutputParser, Piece, Reasoning
 from tests.text.test_parse import CALL4, CALL41, TOOLS, D, Whole, block, invoke, parameter, parsed
 
@@ -138,22 +138,22 @@ def work(monkeypatch, text: str, *, thinking: bool = False, size: int = 4, tools
     """Characters that the parser looks at, fed in pieces of a token's size: what each step has before it."""
     looked = 0
 
-    class Counting(parse._Input):
+    class Counting(parse.Input):
         def add(self, more: str) -> None:
             nonlocal looked
             super().add(more)
             looked += len(self._text)
 
-    real = parse._tag_at
+    real = tags.tag_at
 
-    def counting(text: str, at: int, forms: tuple[parse._TagForm, ...]) -> object:
+    def counting(text: str, at: int, forms: tuple[tags.TagForm, ...]) -> object:
         nonlocal looked
-        looked += min(len(text) - at, parse.LONGEST_TAG) if text[at + 1 : at + 2] in ("/", "｜") else 1
+        looked += min(len(text) - at, tags.LONGEST_TAG) if text[at + 1 : at + 2] in ("/", "｜") else 1
         return real(text, at, forms)
 
     with monkeypatch.context() as patch:
-        patch.setattr(parse, "_Input", Counting)
-        patch.setattr(parse, "_tag_at", counting)
+        patch.setattr(parse, "Input", Counting)
+        patch.setattr(tags, "tag_at", counting)
         parser = OutputParser(thinking=thinking, tools=tools)
         for at in range(0, len(text), size):
             parser.feed(text[at : at + size])
