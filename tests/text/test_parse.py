@@ -9,8 +9,18 @@ import random
 import pytest
 
 from finback.text.messages import messages_from_json, tools_from_json
-from finback.text.parse import CallArguments, CallBegun, CallEnded, Content, Ended, OutputParser, Piece, Reasoning
+from finback.text.parse import (
+    CallArguments,
+    CallBegun,
+    CallEnded,
+    Content,
+    Ended,
+    OutputParser,
+    Piece,
+    Reasoning,
+)
 from finback.text.render import render
+from finback.text.tags import LONGEST_TAG
 
 D = "｜DSML｜"
 TOOLS = ("look_up",)
@@ -272,3 +282,207 @@ def test_what_is_rendered_is_parsed_again() -> None:
         assert (whole.reasoning, whole.calls) == (reasoning, calls), said
         assert whole.content == content or (calls and whole.content == content.rstrip())
         assert whole.ended == list(range(len(calls)))
+
+
+# ---- tags
+
+
+TAGS = [
+    f"<{D}tool_calls>", f"<{D} calls >", f"<{D}\r\ninvoke\tname = \"look_up\"\n>", f"</{D}  parameter \n>",
+    f'<{D}parameter string="true"  name="a>b<c">', f"</{D}invoke>", "</think>",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_every_beginning_of_a_tag_is_held_back(tag: str) -> None:
+    """Spaces, line ends and ">" in attributes included; what is no tag in the end is handed out then."""
+    for n in range(1, len(tag)):
+        parser = OutputParser(thinking=True, tools=TOOLS)
+        assert Whole(parser.feed("text" + tag[:n])).reasoning == "text"
+        assert Whole(parser.feed("!") + parser.finish("stop")).reasoning == tag[:n] + "!"
+
+
+def test_a_tag_has_an_end() -> None:
+    """What is longer than LONGEST_TAG is text in one piece as in many."""
+    for size in range(LONGEST_TAG - 3, LONGEST_TAG + 3):
+        tag = f'<{D}invoke name="look_up"'
+        tag += " " * (size - len(tag) - 1) + ">"
+        assert len(tag) == size
+        for pieces in ([tag + f"</{D}invoke>"], list(tag + f"</{D}invoke>")):
+            assert len(parsed(pieces, thinking=False).names) == (size <= LONGEST_TAG)
+    held = f'<{D}invoke name="' + "x" * LONGEST_TAG
+    parser = OutputParser(thinking=False, tools=TOOLS)
+    assert Whole(parser.feed(held)).content == held
+
+
+def test_a_closing_tag_closes_what_is_open_inside() -> None:
+    """A parameter is not lost because its own tag is missing, cut or without its token."""
+    start = f'<{D}tool_calls>\n<{D}invoke name="look_up">\n<{D}parameter name="place" string="true">ls 2>&1'
+    two = invoke("look_up", parameter("place", "x"))
+    for end in (
+        f"</{D}parameter>\n</{D}invoke>\n", f"</{D}invoke>\n", f"</{D}parameter\n</{D}invoke>\n",
+        f"</{D}parameter</{D}invoke", f"</{D} parameter >", f"</parameter>\n</{D}invoke>\n", f"</{D}parameter\n",
+    ):  # fmt: skip
+        for pieces in cuts(start + end + two + f"</{D}tool_calls>"):
+            whole = parsed(pieces, thinking=False)
+            assert whole.calls == [{"place": "ls 2>&1"}, {"place": "x"}], end
+    for end in ("", f"</{D}", f"</{D}param", f"</{D}parameter", f"</{D}invoke", f"</{D}tool_calls>", "</parameter>\n"):
+        for pieces in cuts(start + end):
+            assert parsed(pieces, thinking=False).calls == [{"place": "ls 2>&1"}], end
+
+
+def test_a_string_is_raw() -> None:
+    """It may hold all but a closing tag: tags without the token, opening tags, ends of thinking, halves."""
+    for text in (
+        "<a><parameter name='x'>1</parameter>\n</invoke></a>", f'<{D}tool_calls>\n<{D}invoke name="y">\n', "</think>",
+        f"</{D}x>", f"<{D}", "</parameter> </parameter>", "a <", "</", f"<{D} parameter name=\"q\" string=\"true\">",
+    ):  # fmt: skip
+        for v41 in (False, True):
+            written = block(invoke("look_up", parameter("place", text, v41=v41), v41=v41), v41=v41)
+            for pieces in cuts(written):
+                assert parsed(pieces, thinking=False).calls == [{"place": text}]
+
+
+# ---- arguments
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["NaN", "-Infinity", "1e999", "1" * 400, "1" * 5000, '"\\ud800"', "[" * 200 + "]" * 200, "[" * 200_000, "{'a': 1}",
+     "1,2", "", "01"],
+)  # fmt: skip
+def test_what_not_every_reader_takes_is_a_string(text: str) -> None:
+    whole = parsed(block(invoke("look_up", parameter("days", text, "false"))), thinking=False)
+    assert whole.arguments == [json.dumps({"days": text}, separators=(",", ":"))]
+    body = parsed(block(invoke("look_up", f'{{"days": {text}}}')), thinking=False)
+    assert body.arguments == ["{}"]
+
+
+@pytest.mark.parametrize("text", ["1.10", "1E5", str(2**70), '"\\u00e9"', '{"a":  [1,\n2]}', "-0", "null"])
+def test_json_is_passed_on_as_written(text: str) -> None:
+    whole = parsed(block(invoke("look_up", parameter("days", f" {text}\n", "false"))), thinking=False)
+    assert whole.arguments == [f'{{"days":{text}}}']
+    body = parsed(block(invoke("look_up", f'\n{{"days": {text}}}\n')), thinking=False)
+    assert body.arguments == [f'{{"days": {text}}}']
+
+
+def test_an_invoke_that_another_replaces_is_no_call() -> None:
+    twice = f'<{D}tool_calls>\n<{D}invoke name="delete_all">\n' + CALL4.partition("\n")[2]
+    for pieces in cuts(twice):
+        whole = parsed(pieces, thinking=False)
+        assert (whole.names, whole.calls) == (["look_up"], [WANTED])
+    left_open = block(f'<{D}invoke name="look_up">\n' + parameter("place", "x") + invoke("look_up"))
+    for pieces in cuts(left_open):
+        assert parsed(pieces, thinking=False).calls == [{"place": "x"}, {}]
+
+
+# ---- text around calls
+
+
+def test_only_the_blank_line_before_a_block_goes() -> None:
+    for content in ("Sure.", "Sure. ", "Sure.\n", "Sure.\n\n", "\n\nSure.\t"):
+        for pieces in cuts(f"{content}</think>{content}\n\n{CALL4}"):
+            assert (parsed(pieces).reasoning, parsed(pieces).content) == (content, content)
+        for pieces in cuts(f"{content}\n\n{CALL4}\n</think>"):
+            assert (parsed(pieces).reasoning, parsed(pieces).content) == (content, "")
+    for blank in ("", "\n", "\n\n", " \n\n\n"):
+        assert parsed(f"R</think>{blank}{CALL4}").content == ""
+
+
+def test_text_after_a_block_without_calls_stays() -> None:
+    for pieces in cuts(f"Here.\n\n{block()}\nThere."):
+        assert parsed(pieces, thinking=False).content == "Here.\n\n\nThere."
+    assert parsed(f"Here.\n\n{block()}", thinking=False).content == "Here."
+    for pieces in cuts(f"Here.\n\n{block()}\n{CALL41}"):
+        whole = parsed(pieces, thinking=False)
+        assert (whole.content.strip(), whole.calls) == ("Here.", [WANTED])
+    for pieces in cuts(f"Here.\n\n{CALL4}\nThere.{CALL41} End."):
+        parser = OutputParser(thinking=False, tools=None)
+        found = [part for piece in pieces for part in parser.feed(piece)] + parser.finish("stop")
+        assert (Whole(found).content, parser.dropped) == ("Here.\n\n\nThere. End.", 2)
+
+
+@pytest.mark.parametrize(
+    "talk",
+    [
+        f'Write <{D}invoke name="look_up"> first.',
+        f'A `<{D}invoke name="look_up">`, then more.',
+        f'<{D}tool_calls>\n<{D}invoke name="$TOOL_NAME">\n</{D}invoke>\n</{D}tool_calls>',
+        f"<{D}tool_calls>\n<{D}tool_calls> twice",
+        f"<{D}tool_calls>\n<{D}Invoke name='look_up'>\n",
+        CALL4.replace("｜", "|"),
+        f"</{D}invoke> and </{D}tool_calls> close it",
+        f'<{D}parameter name="place" string="true">x</{D}parameter>',
+        f"It ends with <{D}tool_calls>",
+        f"It is <{D}",
+    ],
+)
+def test_talk_in_content_stays(talk: str) -> None:
+    for tools in (TOOLS, None):
+        for pieces in cuts(talk):
+            whole = parsed(pieces, thinking=False, tools=tools)
+            assert (whole.content, whole.names) == (talk, [])
+
+
+def test_a_cut_tag_is_not_shown() -> None:
+    """The limit comes in the middle of the opening of a block."""
+    opening = f'<{D}tool_calls>\n<{D}invoke name="look_up">\n'
+    for n in range(len(f"<{D}"), len(opening)):
+        for pieces in cuts("Sure.\n\n" + opening[:n]):
+            whole = parsed(pieces, thinking=False, ended="length")
+            assert (whole.content, whole.names) == ("Sure.", [])
+
+
+# ---- blocks in thinking
+
+
+@pytest.mark.parametrize(
+    ("text", "reasoning"),
+    [
+        (f"Like\n{CALL4[:95]}</think>Done.", f"Like\n{CALL4[:95]}"),  # cut in a value
+        (f"Like\n{CALL4[:150]}</think>Done.", f"Like\n{CALL4[:150]}"),  # behind one
+        (f"Like\n{CALL4[:60]}</think>Done.", f"Like\n{CALL4[:60]}"),  # before a parameter
+        (f"Like\n{CALL4}\n</think>Done.", f"Like\n{CALL4}\n"),
+        (f"Like\n{CALL4}\n{CALL41}</think>Done.", f"Like\n{CALL4}\n{CALL41}"),
+        (f'<{D}invoke name="look_up"> is it.</think>Done.', f'<{D}invoke name="look_up"> is it.'),
+        (f"Like\n{block()}</think>Done.", f"Like\n{block()}"),
+    ],
+)
+def test_talk_in_thinking_ends_with_it(text: str, reasoning: str) -> None:
+    """However a block is quoted, `</think>` ends the reasoning and the answer is not lost."""
+    for pieces in cuts(text):
+        whole = parsed(pieces)
+        assert (whole.reasoning, whole.content, whole.names) == (reasoning, "Done.", [])
+    for pieces in cuts(text + "\n\n" + CALL41):
+        whole = parsed(pieces)
+        assert (whole.reasoning, whole.content, whole.calls) == (reasoning, "Done.", [WANTED])
+
+
+def test_the_last_block_in_thinking_counts() -> None:
+    """Even where one that was cut would go on to it."""
+    in_value = CALL4[: CALL4.index("Oslo") + 2]
+    left_open = CALL4.removesuffix(f"\n</{D}tool_calls>")
+    for before in (
+        f"Like\n{CALL4}\nso: ", f"Like\n{in_value}, so: ", f'<{D}invoke name="look_up">, so: ', f"Like\n{left_open}",
+        left_open.rpartition("\n</")[0], f"Like\n{in_value} </think", f"Like\n{CALL4}, and\n{CALL4}",
+    ):  # fmt: skip
+        for pieces in cuts(before + CALL41):
+            whole = parsed(pieces)
+            assert (whole.reasoning, whole.content, whole.calls) == (before, "", [WANTED])
+
+
+@pytest.mark.parametrize("ended", ["stop", "length"])
+def test_a_block_in_thinking_without_a_whole_call_is_text(ended: Ended) -> None:
+    whole_at = CALL4.index(f"</{D}invoke>") + len(f"</{D}invoke>")
+    for n in range(len(CALL4) + 1):
+        whole = parsed("Like\n" + CALL4[:n], ended=ended)
+        if n < whole_at:
+            assert (whole.reasoning, whole.content, whole.names) == ("Like\n" + CALL4[:n], "", [])
+        else:
+            assert (whole.reasoning, whole.content, whole.calls) == ("Like", "", [WANTED])
+
+
+def test_without_tools_blocks_in_thinking_stay() -> None:
+    for pieces in cuts(f"Like\n{CALL4}</think>Done."):
+        whole = parsed(pieces, tools=None)
+        assert (whole.reasoning, whole.content) == (f"Like\n{CALL4}", "Done.")

@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import deepseek_recipe as recipe
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finback.text.messages import AssistantMessage, ToolCall, ToolDefinition, UserMessage
 from finback.text.render import render
-from tests.text.test_parse import D, block, invoke, parameter, parsed
+from tests.text.test_parse import CALL4, WANTED, D, block, invoke, parameter, parsed
 
 TOOLS = ("look_up", "ns::run.it", "a-b")
 
@@ -65,10 +66,9 @@ def theirs(pieces: list[str] | str, *, thinking: bool = True, finish: str = "Sto
 # ---- valid answers
 
 FRAGMENTS = st.sampled_from([
-    "<", ">", "</", "\"", "'", "\\", "\n", "\n\n", " ", "&lt;", "｜", "DSML", "<b>", "</parameter>",
-    "<parameter name=\"x\">",
-    "</invoke>", "2>&1", "{", "}", "é", "🦊", "中文", "a", "word", "\t", "\r\n", "\u2028", "\x00", "`", "</tool_calls>",
-    "<think>", "</thin", "<|DSML|", "x < y",
+    "<", ">", "</", '"', "'", "\\", "\n", "\n\n", " ", "&lt;", "｜", "DSML", "<b>", "</parameter>",
+    '<parameter name="x">', "</invoke>", "2>&1", "{", "}", "é", "🦊", "中文", "a", "word", "\t", "\r\n", "\u2028",
+    "\x00", "`", "</tool_calls>", "<think>", "</thin", "<|DSML|", "x < y",
 ])  # fmt: skip
 MARKUP = st.sampled_from([f"<{D}", f'<{D} invoke name="q">', f"<{D}tool_calls>", "</think>", D])
 PROSE = st.lists(FRAGMENTS, max_size=8).map("".join)
@@ -144,8 +144,8 @@ def check(said: Said, text: str, sizes: list[int]) -> None:
     assert whole.content == ("" if blank else said.content)
     other = theirs(cut(text, sizes), thinking=said.thinking)
     assert (other.names, other.calls) == (whole.names, whole.calls)
-    assert other.reasoning == whole.reasoning.strip("\n")
-    assert other.content.strip("\n") == said.content.strip("\n")
+    assert other.reasoning.strip("\n") == whole.reasoning.strip("\n")
+    assert ("" if blank else other.content.strip("\n")) == whole.content.strip("\n")
 
 
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=4)
@@ -163,20 +163,179 @@ def test_both_find_what_the_renderer_writes(said: Said, sizes: list[int]) -> Non
     calls = tuple(
         ToolCall(f"call_{i:02}", name, json.dumps(parameters)) for i, (name, parameters) in enumerate(said.calls)
     )
-    # A number that only a double holds is spelled as one.
-    said.calls = [
-        (
-            name,
-            json.loads(json.dumps(parameters), parse_int=lambda t: int(t) if -(2**63) <= int(t) < 2**64 else float(t)),
-        )
-        for name, parameters in said.calls
-    ]
+    said.calls = [(name, json.loads(json.dumps(parameters), parse_int=held)) for name, parameters in said.calls]
     message = AssistantMessage(said.content, said.reasoning if said.thinking else None, calls)
     tools = [ToolDefinition(name, None, {"type": "object"}) for name in TOOLS]
     prompt = render([UserMessage("x"), message], tools=tools, thinking=said.thinking).text
-    text = (
-        prompt.split("<｜Assistant｜>")[1]
-        .removesuffix("<｜end▁of▁sentence｜>")
-        .removeprefix("<think>" if said.thinking else "</think>")
-    )
+    opening = "<think>" if said.thinking else "</think>"
+    text = prompt.split("<｜Assistant｜>")[1].removesuffix("<｜end▁of▁sentence｜>").removeprefix(opening)
     check(said, text, sizes)
+
+
+def held(digits: str) -> int | float:
+    """As the format holds an integer: beyond 64 bits as a double."""
+    return int(digits) if -(2**63) <= int(digits) < 2**64 else float(digits)
+
+
+# ---- odd answers
+
+ONE = block(invoke("look_up", parameter("place", "x")))
+OPEN_PLACE = f'<{D}parameter name="place" string="true">'
+
+Found = tuple[str, str, list[object]]
+"""Reasoning, content, arguments of the calls; as JSON text where they are not JSON."""
+
+DIFFERENCES: dict[str, tuple[str, Found, Found]] = {
+    # Nothing is trimmed: a turn that is sent back must be the tokens that were sampled, or its cache is lost.
+    "newlines at the edges": (
+        "\n\nR\n\n</think>\n\nC\n",
+        ("\n\nR\n\n", "\n\nC\n", []),
+        ("R", "C\n", []),
+    ),
+    # The same: the format puts one blank line before a block, and only that is no content.
+    "newlines before a block": (
+        "R</think>C\n\n\n\n" + CALL4,
+        ("R", "C\n\n", [WANTED]),
+        ("R", "C", [WANTED]),
+    ),
+    # Blanks alone are no content: clients send them back, and other servers refuse them.
+    "blanks before a block": (
+        "R</think> \n\n" + CALL4,
+        ("R", "", [WANTED]),
+        ("R", " ", [WANTED]),
+    ),
+    # What is only talked about is text, and what follows it is not lost.
+    "a mention": (
+        f"R</think>Use <{D}tool_calls> so.",
+        ("R", f"Use <{D}tool_calls> so.", []),
+        ("R", "Use ", []),
+    ),
+    "a mention in thinking": (
+        f"Use <{D}tool_calls> so.</think>C",
+        (f"Use <{D}tool_calls> so.", "C", []),
+        ("Use ", "", []),
+    ),
+    "a mention of an invoke": (
+        f'</think>Use <{D}invoke name="look_up"> so.',
+        ("", f'Use <{D}invoke name="look_up"> so.', []),
+        ("", "Use ", [""]),
+    ),
+    "a quoted block in thinking": (
+        f"Like\n{ONE}\nso.</think>Done.",
+        (f"Like\n{ONE}\nso.", "Done.", []),
+        ("Like", "", [{"place": "x"}]),
+    ),
+    "a block without calls": (
+        f"</think>C {block()} D",
+        ("", "C  D", []),
+        ("", "C ", []),
+    ),
+    # No tool has the name that the prompt's template of a call has.
+    "the prompt's template": (
+        "</think>" + block(invoke("$TOOL_NAME")),
+        ("", block(invoke("$TOOL_NAME")), []),
+        ("", "", [{}]),
+    ),
+    # Arguments are JSON whatever was written.
+    "no JSON": (
+        "</think>" + block(invoke("look_up", parameter("days", "not json", "false"))),
+        ("", "", [{"days": "not json"}]),
+        ("", "", ['{"days": not json}']),
+    ),
+    "JSON that not every reader takes": (
+        "</think>" + block(invoke("look_up", parameter("days", "1e999", "false"))),
+        ("", "", [{"days": "1e999"}]),
+        ("", "", [{"days": float("inf")}]),
+    ),
+    "tags without the token": (
+        "</think>" + block(invoke("look_up", '<parameter name="on">true</parameter>\n')),
+        ("", "", [{"on": True}]),
+        ("", "", [f'{{"on">true</parameter>\n</{D}invoke>\n</{D}tool_calls>']),
+    ),
+    "an opening tag without the token": (
+        "</think>" + block(invoke("look_up", f'<parameter name="on">true</{D}parameter>\n')),
+        ("", "", [{"on": True}]),
+        ("", "", [f'{{"on">true</{D}parameter>\n</{D}invoke>\n</{D}tool_calls>']),
+    ),
+    "a closing tag without the token": (
+        "</think>" + block(invoke("look_up", f"{OPEN_PLACE}x</parameter>\n")),
+        ("", "", [{"place": "x"}]),
+        ("", "", [{"place": "x</parameter>\n"}]),
+    ),
+    "a space in a name": (
+        "</think>" + block(invoke("look_up", parameter("my place", "x"))),
+        ("", "", [{"my place": "x"}]),
+        ("", "", ['{"my: "x"}']),
+    ),
+    "a body of JSON": (
+        "</think>" + block(invoke("look_up", '{"place": "x"}\n')),
+        ("", "", [{"place": "x"}]),
+        ("", "", [{}]),
+    ),
+    # Spaces in a tag do not make it text.
+    "spaces in tags": (
+        f'</think><{D}tool_calls>\n<{D}invoke   name="look_up"  ></{D}invoke></{D}tool_calls>',
+        ("", "", [{}]),
+        ("", "", []),
+    ),
+    # A string ends with a closing tag; for them with any word behind the token.
+    "no tag in a string": (
+        "</think>" + block(invoke("look_up", parameter("place", f"</{D}x>y"))),
+        ("", "", [{"place": f"</{D}x>y"}]),
+        ("", "", [{"place": ""}]),
+    ),
+    # An invoke that another replaces at once is none; they keep its name.
+    "an invoke instead of another": (
+        f'</think><{D}tool_calls>\n<{D}invoke name="a">\n' + invoke("b", parameter("place", "x")),
+        ("", "", [{"place": "x"}]),
+        ("", "", [{"place": "x"}]),
+    ),
+    # A call that the model left open is closed.
+    "an open call": (
+        f'</think><{D}tool_calls>\n<{D}invoke name="look_up">\n{OPEN_PLACE}x',
+        ("", "", [{"place": "x"}]),
+        ("", "", ['{"place": "x']),
+    ),
+}
+
+
+def json_where_it_is(text: str) -> object:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+@pytest.mark.parametrize(("text", "ours", "other"), DIFFERENCES.values(), ids=DIFFERENCES)
+def test_where_they_differ_on_purpose(text: str, ours: Found, other: Found) -> None:
+    """Should DeepSeek's parser change, this says so."""
+    for pieces in ([text], list(text)):
+        whole, found = parsed(pieces, tools=TOOLS), theirs(pieces)
+        assert (whole.reasoning, whole.content, whole.calls) == ours
+        assert (found.reasoning, found.content, [json_where_it_is(text) for text in found.arguments]) == other
+        assert (ours, whole.names) != (other, found.names)
+
+
+AGREED = {
+    "text after a block": f"</think>C\n\n{ONE}\n\nmore {ONE}",
+    "no outer tag": "</think>C\n\n" + invoke("look_up", parameter("place", "x")) + "more",
+    "two openings": f"</think><{D}tool_calls>\n{ONE}",
+    "only the invoke closed": "</think>" + block(invoke("look_up", f"{OPEN_PLACE}ls 2>&1")),
+    "a closing tag without its end": "</think>" + block(invoke("look_up", f"{OPEN_PLACE}ls 2>&1</{D}parameter\n")),
+    "a parameter not closed": "</think>" + block(invoke("look_up", f"{OPEN_PLACE}a\n" + parameter("note", "b"))),
+    "a parameter twice": "</think>" + block(invoke("look_up", parameter("p", "a"), parameter("p", "b"))),
+    "an undeclared tool": "</think>" + block(invoke("delete_all")),
+    "a block at the end of thinking": f"R\n\n{ONE}\n</think>",
+    "a block in a line of thinking": f"R {ONE}",
+    "ASCII pipes": "</think>" + ONE.replace("｜", "|"),
+    "think again": "R<think>x</think>b<think>c</think>d",
+    "the end spelled out": "</think>C<｜end▁of▁sentence｜>",
+}
+
+
+@pytest.mark.parametrize("text", AGREED.values(), ids=AGREED)
+def test_odd_answers_on_which_they_agree(text: str) -> None:
+    for pieces in ([text], list(text)):
+        ours, other = parsed(pieces, tools=TOOLS), theirs(pieces)
+        assert (ours.reasoning, ours.content) == (other.reasoning, other.content)
+        assert (ours.names, ours.calls) == (other.names, other.calls)

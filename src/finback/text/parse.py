@@ -10,17 +10,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import re
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, TypeAlias
 
 from finback.text.jsonform import dump_json, load_json_object
 from finback.text.messages import TOOL_NAME
-from finback.text.render import DSML, END_THINK
+from finback.text.render import DSML
+from finback.text.tags import CUT_CLOSE, IN_BARE_VALUE, IN_INVOKE, IN_TEXT, IN_VALUE, OPEN, THINK, Input, Tag, TagForm
 
-LONGEST_TAG = 1024
-"""Characters of a tag; what is longer is text."""
+SLICE = 4096
+"""Characters that are read at once."""
 
 Ended = Literal["stop", "length"]
 """Why a text ended: the model ended it, or something cut it."""
@@ -81,167 +81,7 @@ def _joined(pieces: Iterable[Piece]) -> list[Piece]:
     return joined
 
 
-# ---- tags: each form is an expression for the whole of it, and one for every beginning of it that is not all
-
-
-class _Form(NamedTuple):
-    """A form of text. half: matches to the end of the text where more characters could make `full`."""
-
-    full: str
-    half: str
-
-
-def _word(text: str) -> _Form:
-    half = r"\Z"
-    for char in reversed(text):
-        half = rf"(?:\Z|{re.escape(char)}{half})"
-    return _Form(re.escape(text), half)
-
-
-def _either(*forms: _Form) -> _Form:
-    return _Form(*(f"(?:{'|'.join(ways)})" for ways in zip(*forms, strict=True)))
-
-
-def _then(*forms: _Form) -> _Form:
-    half = r"\Z"
-    for form in reversed(forms):
-        half = f"(?:{form.half}|{form.full}{half})"
-    return _Form("".join(form.full for form in forms), half)
-
-
-def _named(name: str, form: _Form) -> _Form:
-    return _Form(f"(?P<{name}>{form.full})", form.half)
-
-
-def _before(form: _Form) -> _Form:
-    """Nothing, where `form` follows."""
-    return _Form(f"(?={form.full})", form.half)
-
-
-_BLANKS = _Form(r"\s*", r"\s*\Z")
-_ATTRIBUTES = _Form(
-    r'(?:\s+[a-z]+\s*=\s*"[^"]*")*',
-    r'(?:\s+[a-z]+\s*=\s*"[^"]*")*(?:\s+(?:[a-z]+\s*(?:=\s*(?:"[^"]*)?)?)?)?\Z',
-)
-_KIND = _either(*map(_word, ("tool_calls", "calls", "invoke", "parameter")))
-_OPENS, _CLOSES = _then(_word(f"<{DSML}"), _BLANKS), _then(_word(f"</{DSML}"), _BLANKS)
-_ANOTHER = _either(_word(f"<{DSML}"), _word(f"</{DSML}"))
-_INVOKE_GOES_ON = _either(
-    _then(_OPENS, _word("parameter")),
-    _then(_CLOSES, _either(_word("invoke"), _word("calls"), _word("tool_calls"))),
-)
-
-
-class _TagForm(NamedTuple):
-    """kind: "open" or "close", and what, where the form says that itself."""
-
-    kind: str
-    full: re.Pattern[str]
-    half: re.Pattern[str]
-
-
-def _tag_form(kind: str, *forms: _Form) -> _TagForm:
-    whole = _then(*forms)
-    return _TagForm(kind, re.compile(whole.full), re.compile(whole.half))
-
-
-_NAMED_KIND, _NAMED_ATTRIBUTES = _named("kind", _KIND), _named("attributes", _ATTRIBUTES)
-_OPEN = _tag_form("open", _OPENS, _NAMED_KIND, _NAMED_ATTRIBUTES, _BLANKS, _word(">"))
-# Models now and then leave out the ">" of a closing tag, or the DSML token of a parameter's tags.
-_CLOSE = _tag_form("close", _CLOSES, _NAMED_KIND, _BLANKS, _either(_word(">"), _before(_ANOTHER)))
-_THINK = _tag_form("close think", _word(END_THINK))
-_BARE_OPEN = _tag_form("open parameter", _word("<parameter"), _NAMED_ATTRIBUTES, _BLANKS, _word(">"))
-_BARE_END = _word("</parameter"), _BLANKS, _word(">")
-_BARE_CLOSE = _tag_form("close parameter", *_BARE_END)
-_SLOPPY_CLOSE = _tag_form("close parameter", *_BARE_END, _BLANKS, _before(_INVOKE_GOES_ON))
-
-_IN_TEXT = _OPEN, _CLOSE, _THINK
-_IN_INVOKE = *_IN_TEXT, _BARE_OPEN
-_IN_VALUE = _CLOSE, _SLOPPY_CLOSE
-_IN_BARE_VALUE = _CLOSE, _BARE_CLOSE
-
-_ATTRIBUTE = re.compile(r'([a-z]+)\s*=\s*"([^"]*)"')
-_BLANK = re.compile(r"\s*")
-_CUT_CLOSE = re.compile(rf"</{DSML}|</parameter\s*>")
-
-
-class _Tag(NamedTuple):
-    """kind: "open calls", "close invoke", "close think", ..."""
-
-    kind: str
-    text: str
-    attributes: dict[str, str]
-
-    @property
-    def name(self) -> str:
-        return self.attributes.get("name", "")
-
-
-def _tag_at(text: str, at: int, forms: tuple[_TagForm, ...]) -> _Tag | Literal["partial"] | None:
-    """The tag of one of the forms at a "<"; "partial" if more characters could make it one."""
-    if text[at + 1 : at + 2] not in ("", "/", "｜", "p"):
-        return None
-    stop = at + LONGEST_TAG
-    partial = False
-    for form in forms:
-        if match := form.full.match(text, at, stop):
-            found = match.groupdict()
-            kind = form.kind
-            if name := found.get("kind"):
-                kind += " calls" if name.endswith("calls") else f" {name}"
-            attributes = dict(_ATTRIBUTE.findall(found.get("attributes") or ""))
-            if kind in ("open invoke", "open parameter") and "name" not in attributes:
-                return None  # talk about tags, such as <…invoke>
-            return _Tag(kind, match[0].rstrip() if form is _SLOPPY_CLOSE else match[0], attributes)
-        partial = partial or (len(text) < stop and form.half.match(text, at) is not None)
-    return "partial" if partial else None
-
-
-class _Input:
-    """Text that has come and was not read."""
-
-    def __init__(self) -> None:
-        self._text, self._at = "", 0
-
-    def add(self, text: str) -> None:
-        self._text, self._at = self._text[self._at :] + text, 0
-
-    def rest(self) -> str:
-        """All of it."""
-        rest, self._text, self._at = self._text[self._at :], "", 0
-        return rest
-
-    def until_tag(self, forms: tuple[_TagForm, ...]) -> tuple[str, _Tag | None]:
-        """The text before the next tag, and the tag. None: more characters are needed; a tag they may make is left."""
-        text, start = self._text, self._at
-        at = start
-        while (at := text.find("<", at)) >= 0:
-            tag = _tag_at(text, at, forms)
-            if isinstance(tag, _Tag):
-                self._at = at + len(tag.text)
-                return text[start:at], tag
-            if tag == "partial":
-                break
-            at += 1
-        self._at = at if at >= 0 else len(text)
-        return text[start : self._at], None
-
-    def blanks(self) -> str:
-        match = _BLANK.match(self._text, self._at)
-        assert match is not None  # it matches nothing at least
-        self._at = match.end()
-        return match[0]
-
-    def next_char(self) -> str:
-        """It stays; "" when more is needed."""
-        return self._text[self._at : self._at + 1]
-
-    def next_tag(self, forms: tuple[_TagForm, ...]) -> _Tag | Literal["partial"] | None:
-        """It stays; None when there is none right here."""
-        return _tag_at(self._text, self._at, forms) if self.next_char() == "<" else None
-
-    def skip(self, tag: _Tag) -> None:
-        self._at += len(tag.text)
+# ---- calls
 
 
 class _Block:
@@ -253,11 +93,12 @@ class _Block:
 
     def __init__(self, only: Collection[str] | None = None) -> None:
         self._only = only
-        self._input = _Input()
+        self._input = Input()
         self._state: Callable[[], bool] = self._between
         self._pieces: list[Piece] = []
-        self._in_call, self._first_parameter, self._string = False, True, False
-        self._value_forms: tuple[_TagForm, ...] = _IN_VALUE
+        self._name, self._in_call, self._begun = "", False, False
+        self._first_parameter, self._string = True, False
+        self._value_forms: tuple[TagForm, ...] = IN_VALUE
         self._value: list[str] = []
         self._body: list[str] = []  # text of a call without parameters
         self._tail: list[str] = []  # `</think>` and blanks behind the end
@@ -278,7 +119,7 @@ class _Block:
         if ended == "stop" and self._in_call:
             if self._state == self._read_value:
                 held = self._input.rest()
-                self._add_value("" if _CUT_CLOSE.match(held) else held)
+                self._add_value("" if CUT_CLOSE.match(held) else held)
                 self._close_value()
             self._close_call()
 
@@ -286,16 +127,16 @@ class _Block:
         self.stray, self.unread = True, text + self._input.rest()
         return False
 
-    def _doubtful(self, tag: _Tag) -> bool:
+    def _doubtful(self, tag: Tag) -> bool:
         if self._only is None:
             return False
         if tag.kind == "open invoke":
             return tag.name not in self._only
-        return tag.kind == "close think" or (tag.kind == "open calls" and self.begun > 0)
+        return tag.kind == "close think" or (tag.kind == "open calls" and (self._in_call or self.begun > 0))
 
     def _between(self) -> bool:
         """Before an invoke or the end. What else stands here says nothing."""
-        text, tag = self._input.until_tag(_IN_TEXT)
+        text, tag = self._input.until_tag(IN_TEXT)
         if self._only is not None and text.strip():
             return self._give_up(text + (tag.text if tag else ""))
         if tag is None:
@@ -310,7 +151,7 @@ class _Block:
 
     def _in_invoke(self) -> bool:
         """Before a parameter or the end of the invoke."""
-        text, tag = self._input.until_tag(_IN_INVOKE)
+        text, tag = self._input.until_tag(IN_INVOKE)
         if self._body or text.strip():
             self._body.append(text)
             if self._only is not None and not (self._first_parameter and self._body[0].lstrip().startswith("{")):
@@ -322,7 +163,8 @@ class _Block:
         if tag.kind == "open parameter":
             self._begin_value(tag)
         elif tag.kind == "open invoke":  # the one before was not closed
-            self._close_call()
+            if self._begun or self._body:
+                self._close_call()
             self._begin_call(tag.name)
         else:
             self._close(tag.kind)
@@ -361,7 +203,7 @@ class _Block:
 
     def _look_on(self) -> bool:
         """Only `</think>` may follow; when more does, it ended the reasoning."""
-        text, tag = self._input.until_tag((_THINK,))
+        text, tag = self._input.until_tag((THINK,))
         if text.strip():
             return self._give_up("".join(self._tail) + text + (tag.text if tag else ""))
         if tag is not None or self._tail:
@@ -371,13 +213,20 @@ class _Block:
     # ---- calls
 
     def _begin_call(self, name: str) -> None:
-        self._pieces.append(CallBegun(self.begun, name))
-        self.begun += 1
-        self._in_call, self._first_parameter, self._body = True, True, []
+        self._name, self._begun, self._first_parameter, self._body = name, False, True, []
+        self._in_call = True
         self._state = self._in_invoke
+
+    def _announce(self) -> None:
+        """With its first parameter or its end an invoke is a call; one that another replaces is not."""
+        if not self._begun:
+            self._pieces.append(CallBegun(self.begun, self._name))
+            self._begun = True
+            self.begun += 1
 
     def _close_call(self) -> None:
         """The end of a call. One without parameters may have written its arguments as JSON."""
+        self._announce()
         body = "".join(self._body).strip()
         if not self._first_parameter:
             self._argue("}")
@@ -388,15 +237,16 @@ class _Block:
         self._in_call = False
         self._state = self._between
 
-    def _begin_value(self, tag: _Tag) -> None:
+    def _begin_value(self, tag: Tag) -> None:
+        self._announce()
         self._argue(("{" if self._first_parameter else ",") + json.dumps(tag.name, ensure_ascii=False) + ":")
         self._first_parameter, self._value = False, []
         self._string = tag.attributes.get("string") == "true"
         if self._string:
             self._argue('"')
-        self._value_forms = _IN_VALUE if tag.text.startswith(f"<{DSML}") else _IN_BARE_VALUE
+        self._value_forms = IN_VALUE if tag.text.startswith(f"<{DSML}") else IN_BARE_VALUE
         if self._only is not None:
-            self._value_forms += (_THINK, _OPEN)
+            self._value_forms += (THINK, OPEN)
         self._state = self._read_value
 
     def _add_value(self, text: str) -> None:
@@ -433,7 +283,7 @@ class OutputParser:
         """thinking: whether the prompt has opened thinking. tools: names of the declared tools; None where there are
         none: calls are then taken out of the content and counted in `dropped`."""
         self._tools = tools
-        self._input = _Input()
+        self._input = Input()
         self._part: type[Reasoning | Content] = Reasoning if thinking else Content
         self._state: Callable[[], bool] = self._talk
         self._blank: list[str] = []  # may turn out to stand before a block
@@ -447,9 +297,10 @@ class OutputParser:
 
     def feed(self, text: str) -> list[Piece]:
         """What is certain with `text`, joined as far as it can be."""
-        self._input.add(text)
-        while self._state():
-            pass
+        for at in range(0, len(text), SLICE):  # what is looked at again is never more than a slice
+            self._input.add(text[at : at + SLICE])
+            while self._state():
+                pass
         return self._take()
 
     def finish(self, ended: Ended) -> list[Piece]:
@@ -472,7 +323,7 @@ class OutputParser:
 
     def _take(self) -> list[Piece]:
         pieces, self._pieces = self._pieces, []
-        return _joined(pieces)
+        return _joined(pieces) if len(pieces) > 1 else pieces
 
     # ---- text
 
@@ -491,7 +342,7 @@ class OutputParser:
 
     def _talk(self) -> bool:
         """In reasoning or content."""
-        text, tag = self._input.until_tag(_IN_TEXT)
+        text, tag = self._input.until_tag(IN_TEXT)
         self._say(text)
         if tag is None:
             return False
@@ -518,7 +369,7 @@ class OutputParser:
         self._opening.append(self._input.blanks())
         if not self._input.next_char():
             return False
-        tag = self._input.next_tag(_IN_INVOKE)
+        tag = self._input.next_tag(IN_INVOKE)
         if tag == "partial":
             return False
         kind = tag.kind if tag else ""
