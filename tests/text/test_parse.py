@@ -486,3 +486,10 @@ def test_without_tools_blocks_in_thinking_stay() -> None:
     for pieces in cuts(f"Like\n{CALL4}</think>Done."):
         whole = parsed(pieces, tools=None)
         assert (whole.reasoning, whole.content) == (f"Like\n{CALL4}", "Done.")
+
+
+def test_a_block_in_thinking_calls_declared_tools_only() -> None:
+    for quoted in (block(invoke("example")), block(invoke("look_up", parameter("place", "x")), invoke("example"))):
+        for pieces in cuts("Like\n" + quoted):
+            whole = parsed(pieces)
+            assert (whole.reasoning, whole.content, whole.names) == ("Like\n" + quoted, "", [])
