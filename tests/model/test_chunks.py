@@ -115,13 +115,19 @@ LAYER_TYPES = {
 @pytest.mark.parametrize("arithmetic", [Oracle(), Canonical()], ids=["oracle", "canonical"])
 @pytest.mark.parametrize("name", LAYER_TYPES)
 def test_no_row_sees_the_future(name: str, arithmetic: Arithmetic) -> None:
-    """A07: changing token 40 of 64 leaves the streams of rows 0..39 bit-identical, and does change row 40."""
+    """A07: changing token 40 of 64 leaves the streams of rows 0..39 as they are, and does change row 40.
+
+    Bit-identical where the order of every sum is fixed. The real numbers' sums are NumPy's, whose order depends on how
+    many rows an expert has: 5e-15 was seen on a processor with AVX-512, nothing on one without.
+    """
     model = tiny(arithmetic, LAYER_TYPES[name])
     ids = prompt(64, TINY.vocab_size)
     changed = ids.copy()
     changed[40] = (changed[40] + 1) % TINY.vocab_size
     before, after = run(model, ids).streams, run(model, changed).streams
-    assert same_bits(before[:40], after[:40])
+    if isinstance(arithmetic, Canonical):
+        assert same_bits(before[:40], after[:40])
+    assert worst(before[:40], after[:40]) < 1e-12
     assert worst(before[40], after[40]) > 0.01
 
 
