@@ -168,6 +168,6 @@ def _say_hello(engine: Engine, name: str, host: str, port: int, *, keyed: bool) 
   Codex         codex -c model={name} -c model_provider=finback \\
                 -c 'model_providers.finback={{name="finback",base_url="{url}/v1",wire_api="responses"}}'
   Open WebUI    OPENAI_API_BASE_URL={url}/v1 OPENAI_API_KEY={key}, or OLLAMA_BASE_URL={url}
-  opencode, pi, Cline and others: an OpenAI-compatible provider at {url}/v1, model {name}; see docs/clients.md
+  opencode, pi, Cline and others: an OpenAI-compatible provider at {url}/v1, model {name}
 """
     )
