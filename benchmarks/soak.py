@@ -11,18 +11,12 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import datetime
-import json
 import statistics
-import sys
 import time
 from typing import Any
 
 import httpx2
-from storm import RESULTS, Server, Storm, settled, slope
-
-from finback.cli.table import table
-from finback.tools.record import new_record
+from storm import Server, Storm, arguments, run
 
 
 async def load(storm: Storm, until: float, times: list[float]) -> None:
@@ -60,42 +54,10 @@ async def soak(server: Server, args: argparse.Namespace) -> tuple[Storm, list[di
 
 
 def main() -> None:
-    """Soak, look, say."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """A soak."""
+    parser = arguments(__doc__, clients=6)
     parser.add_argument("--seconds", type=int, default=3600)
-    parser.add_argument("--clients", type=int, default=6)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--save", action="store_true", help="write a record to benchmarks/results")
-    args = parser.parse_args()
-    server = Server()
-    try:
-        before = server.files()
-        storm, seen = asyncio.run(soak(server, args))
-        held = settled(server)
-        row = {
-            "what": "soak",
-            "seconds": args.seconds,
-            "clients": args.clients,
-            "requests": seen[-1]["requests"],
-            "files_before": before,
-            "files_after": server.files(),
-            "rss_mib_per_1000": round(slope(seen), 3),
-            "wrong": len(storm.wrong),
-            "open": len(held["open"]),
-            "goes_on": held["goes_on"],
-        }
-    finally:
-        server.process.terminate()
-        server.process.wait(60)
-    for line in storm.wrong[:20]:
-        print("WRONG", line)
-    print(table(list(row), [[str(value) for value in row.values()]]))
-    if args.save:
-        path = RESULTS / f"soak-{datetime.date.today()}.json"
-        record = new_record("soak", "any", [row], seen=seen, counts=dict(storm.counts))
-        path.write_text(json.dumps(record, indent=1) + "\n")
-        print(path)
-    sys.exit(bool(storm.wrong or held["open"] or not held["goes_on"]))
+    run("soak", soak, parser.parse_args())
 
 
 if __name__ == "__main__":

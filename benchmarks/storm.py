@@ -22,6 +22,7 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -191,9 +192,10 @@ class Storm:
         return await self._post(client, "/tokenize", {"content": self.text()})
 
 
-async def blow(server: Server, requests: int, clients: int, seed: int) -> tuple[Storm, list[dict[str, Any]]]:
-    """All requests; what was seen of the process meanwhile."""
-    storm, seen, left = Storm(server.url, seed), [], iter(range(requests))
+async def blow(server: Server, args: argparse.Namespace) -> tuple[Storm, list[dict[str, Any]]]:
+    """All requests, as fast as they are answered; what was seen of the process every 500."""
+    storm, left = Storm(server.url, args.seed), iter(range(args.requests))
+    seen: list[dict[str, Any]] = []
 
     async def client_of_many() -> None:
         async with httpx2.AsyncClient(timeout=120) as client:
@@ -204,7 +206,7 @@ async def blow(server: Server, requests: int, clients: int, seed: int) -> tuple[
                     seen.append(found)
                     print(found, flush=True)
 
-    await asyncio.gather(*(client_of_many() for _ in range(clients)))
+    await asyncio.gather(*(client_of_many() for _ in range(args.clients)))
     return storm, seen
 
 
@@ -229,23 +231,29 @@ def settled(server: Server) -> dict[str, Any]:
     return {"open": httpx2.get(server.url + "/slots").json(), "goes_on": goes_on}
 
 
-def main() -> None:
-    """Blow, look, say."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--clients", type=int, default=12)
+def arguments(description: str | None, *, clients: int) -> argparse.ArgumentParser:
+    """The options that storms and soaks share."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--clients", type=int, default=clients)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--save", action="store_true", help="write a record to benchmarks/results")
-    args = parser.parse_args()
+    return parser
+
+
+Weather = Callable[[Server, argparse.Namespace], Coroutine[Any, Any, tuple[Storm, list[dict[str, Any]]]]]
+"""What is done to a server; the requests, and what was seen of the process meanwhile."""
+
+
+def run(what: str, weather: Weather, args: argparse.Namespace) -> None:
+    """Do it, look, say; the exit status is 1 if the server is not as it was."""
     server = Server()
     try:
-        before = server.files()
-        begun = time.monotonic()
-        storm, seen = asyncio.run(blow(server, args.requests, args.clients, args.seed))
+        before, begun = server.files(), time.monotonic()
+        storm, seen = asyncio.run(weather(server, args))
         held = settled(server)
         row = {
-            "what": "storm",
-            "requests": args.requests,
+            "what": what,
+            "requests": sum(storm.counts.values()) + len(storm.wrong),
             "clients": args.clients,
             "seconds": round(time.monotonic() - begun, 1),
             "files_before": before,
@@ -264,11 +272,18 @@ def main() -> None:
         print("WRONG", line)
     print(table(list(row), [[str(value) for value in row.values()]]))
     if args.save:
-        path = RESULTS / f"storm-{datetime.date.today()}.json"
-        record = new_record("storm", "any", [row], seen=seen, counts=dict(storm.counts))
+        path = RESULTS / f"{what}-{datetime.date.today()}.json"
+        record = new_record(what, "any", [row], seen=seen, counts=dict(storm.counts))
         path.write_text(json.dumps(record, indent=1) + "\n")
         print(path)
     sys.exit(bool(storm.wrong or held["open"] or not held["goes_on"]))
+
+
+def main() -> None:
+    """A storm."""
+    parser = arguments(__doc__, clients=12)
+    parser.add_argument("--requests", type=int, default=10_000)
+    run("storm", blow, parser.parse_args())
 
 
 if __name__ == "__main__":
