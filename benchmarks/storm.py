@@ -211,7 +211,9 @@ async def blow(server: Server, args: argparse.Namespace) -> tuple[Storm, list[di
 
 
 def slope(seen: list[dict[str, Any]]) -> float:
-    """MiB for a thousand requests, by least squares over the second half."""
+    """MiB for a thousand requests, by least squares over the second half; 0 where too little was seen."""
+    if len(seen) < 3:
+        return 0.0
     points = [(s["requests"] / 1000, s["rss_mib"]) for s in seen[len(seen) // 2 :]]
     x_mean, y_mean = (sum(column) / len(points) for column in zip(*points, strict=True))
     spread = sum((x - x_mean) ** 2 for x, _ in points)
