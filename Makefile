@@ -11,7 +11,7 @@ NATIVE := $(shell find native -name '*.cc' -o -name '*.h' -o -name '*.inl') CMak
 BUILT := $(VENV)/.built
 DEV := $(VENV)/.dev
 
-.PHONY: help run build driver test test-isa test-slow test-oracle lint types layers symbols instructions format wheel \
+.PHONY: help run build driver test test-isa test-slow test-clients test-oracle lint types layers symbols instructions format wheel \
         bench-llama bench-transformers clean
 
 help:  ## this list
@@ -49,6 +49,9 @@ test-isa: $(DEV)  ## minutes: the same bits from every instruction set, other pr
 
 test-slow: $(DEV)  ## minutes: sanitizers, fuzz, allocation interposer, big shapes
 	$(BIN)/python -m pytest -m slow --ignore tests/oracle --timeout 3600
+
+test-clients: $(DEV)  ## minutes: real clients against a server with a scripted engine
+	$(BIN)/python -m tests.clients
 
 test-oracle: $(ORACLE)/.built  ## recompute oracle values live with torch and transformers
 	OMP_NUM_THREADS=1 $(ORACLE)/bin/python -m pytest -m oracle --timeout 1800 tests/oracle

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -100,8 +100,9 @@ def running(
     names: Names | None = None,
     queue: int = 64,
     replay_file: Path | None = None,
+    around: Callable[[Any], Any] | None = None,
 ) -> Iterator[Running]:
-    """A server for a while."""
+    """A server for a while. around: makes of the application what is served."""
     engine = engine or ScriptedEngine(tiny_tokenizer())
     names, lines = names or Names("scripted"), []
     ready, stop, failure = threading.Event(), threading.Event(), []
@@ -123,7 +124,7 @@ def running(
         app = application(service, described, Store(1 << 20))
         guarded = Guard(app, access or Access(), lambda path, refusal: to_json(error_of(path, refusal)))
         await served.open()
-        host = server(guarded, drain=5)
+        host = server(around(guarded) if around else guarded, drain=5)
         found.append(Running(engine, service, f"http://127.0.0.1:{listener.getsockname()[1]}", lines))
         task = asyncio.ensure_future(host.serve(sockets=[listener]))
         while not host.started and not task.done():
