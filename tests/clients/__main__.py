@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.clients import claude_code, codex, opencode
+from tests.clients import claude_code, codex, opencode, pi
 from tests.clients.bench import Bench, ClientError
 
 CLIENTS: dict[str, tuple[str, Callable[[Bench], str]]] = {
     "claude-code": (claude_code.PIN, claude_code.check),
     "codex": (codex.PIN, codex.check),
     "opencode": (opencode.PIN, opencode.check),
+    "pi": (pi.PIN, pi.check),
 }
 
 
