@@ -183,7 +183,8 @@ def test_what_is_ignored_is_told_by_path() -> None:
         tools=[hosted[0], TOOL, *hosted[1:]],
         tool_choice="required",
     )
-    paths = {"banana", "reasoning.flavour", "text.font", "include[1]", "tools[0]", "tools[2]", "tools[3]", "tools[4]"}
+    paths = {"banana", "reasoning.flavour", "text.font", "include[1]", "tools[0] (web_search_2025_08_26)"}
+    paths |= {"tools[2] (local_shell)", "tools[3] (tool_search)", "tools[4] (computer_use_preview)"}
     assert set(ask.ignored) == paths
     assert len(ask.ignored) == len(paths)
     assert isinstance(ask.prompt, Chat)

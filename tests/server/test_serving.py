@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import re
 import socket
 import threading
 import time
@@ -243,6 +244,47 @@ def test_scoring_a_prompt(server: Running) -> None:
     logprobs = server.post("/v1/completions", body).json()["choices"][0]["logprobs"]
     assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == len(logprobs["top_logprobs"]) == len(ids) + 1
     assert logprobs["token_logprobs"][0] is None
+
+
+def test_a_prompt_too_long_is_told_in_the_words_that_agents_look_for() -> None:
+    engine = ScriptedEngine(tiny_tokenizer(), context=50)
+    message = [{"role": "user", "content": "word " * 60}]
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/chat/completions": {"messages": message, "stream": True},
+        "/v1/messages": {"messages": message, "max_tokens": 5, "stream": True},
+        "/v1/responses": {"input": "word " * 60, "stream": True},
+        "/v1/completions": {"prompt": "word " * 60},
+        "/api/chat": {"model": "scripted", "messages": message},
+    }
+    with running(engine) as server:
+        for path, body in bodies.items():
+            answer = server.post(path, body)
+            error = answer.json()["error"]
+            said = error if isinstance(error, str) else error["message"]
+            found = re.match(r"prompt is too long: (\d+) tokens > (\d+) maximum", said)
+            assert answer.status_code == 400, path
+            assert found, said
+            assert int(found[1]) > int(found[2]) == 50
+            if path.startswith("/v1") and path != "/v1/messages":
+                assert error["code"] == "context_length_exceeded", path
+        just = [1] * 50
+        edge = server.post("/v1/completions", {"prompt": just}).json()["error"]["message"]
+        assert edge.startswith("prompt is too long: 50 tokens > 49 maximum"), "an answer needs room, too"
+
+
+def test_what_is_ignored_is_said_once_and_by_name(server: Running) -> None:
+    def said() -> list[str]:
+        return [line for line in server.lines if "ignored" in line]
+
+    tools = [{"type": "function", **TOOL["function"]}, {"type": "web_search"}]  # type: ignore[dict-item]
+    before = len(said())
+    for count in (1, 2):
+        server.engine.say("ok")
+        body = {"input": "Hi", "tools": [*tools, *[{"type": "mcp"}] * (count - 1)]}
+        assert server.post("/v1/responses", body).status_code == 200
+    web, other = said()[before:]
+    assert web.startswith("/v1/responses: the field 'tools[] (web_search)'")
+    assert other.startswith("/v1/responses: the field 'tools[] (mcp)'")
 
 
 # ---- the server's own

@@ -209,8 +209,11 @@ def refused(error: FinbackError) -> RefusedError:
     match error:
         case RefusedError():
             return error
-        case ContextLengthError():
-            return RefusedError(str(error), code="context_length_exceeded", field="messages")
+        case ContextLengthError(tokens=tokens, context=context):
+            # Agents look for these words, above all where a dialect has no codes, and then shorten the conversation.
+            most = min(context, tokens - 1)
+            text = f"prompt is too long: {tokens} tokens > {most} maximum; shorten it, or serve a longer context"
+            return RefusedError(text, code="context_length_exceeded", field="messages")
         case MemoryBudgetError():
             return RefusedError(str(error), code="memory_budget_exceeded")
         case RequestError():

@@ -203,7 +203,7 @@ class Tools:
         tool = Fields(sent, path)
         kind = tool.needed("type")
         if kind.startswith(HOSTED):
-            self.ignored.append(path)
+            self.ignored.append(f"{path} ({kind})")
             return
         if kind == "namespace":
             self._namespace(tool)
