@@ -85,6 +85,13 @@ class Bench:
 
     # ---- running
 
+    def clear(self) -> None:
+        """Begin again with an empty home and working folder."""
+        self.requests.clear()
+        for folder in (self.home, self.work):
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+
     @contextlib.contextmanager
     def serving(self, model: Model) -> Iterator[Running]:
         """A server whose model thinks, and says what `model` says. No request may be refused."""
@@ -164,5 +171,5 @@ class Bench:
         return text
 
     def program(self, python: str, name: str, *arguments: str) -> str:
-        """What a program of tests/clients/programs prints. -P: its folder is no place to import from."""
-        return self.run([python, "-P", str(PROGRAMS / f"{name}.py"), *arguments])
+        """What a program of tests/clients/programs prints."""
+        return self.run([python, str(PROGRAMS / f"{name}.py"), *arguments])

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from tests.clients.bench import Bench, ClientError
-from tests.clients.model import ODD, Model
+from tests.clients.model import ODD, Call, Model
 
 TASK = "Read note.txt, copy its word to copy.txt, and tell me the word."
 
@@ -26,3 +26,17 @@ def check_loop(bench: Bench, model: Model, said: str, *, may_fail: Collection[st
     bench.check_requests(may_fail=may_fail)
     size = len(model.asked[0].prompt)
     return f"{len(model.asked)} rounds, {len(model.beside)} requests beside, prompt of {size} characters"
+
+
+def check_library(bench: Bench, python: str, program: str, ways: Mapping[str, str]) -> str:
+    """ClientError, or what was done: a loop of tools for each way in which a library can ask. ways: what the program
+    is given, and what comes after the server's address."""
+    done = []
+    for way, path in ways.items():
+        bench.clear()
+        read, run = Call("read", {"path": "note.txt"}), Call("run", {"command": "echo ran > ran.txt", "seconds": 5})
+        model = Model([[read, run], [Call("write", {"path": "copy.txt", "content": ODD})]])
+        with bench.serving(model) as server:
+            said = bench.program(python, program, server.url + path, way, TASK)
+            done.append(f"{way}: {check_loop(bench, model, said)}")
+    return "; ".join(done)
