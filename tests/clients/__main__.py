@@ -12,19 +12,36 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.clients import claude_code, codex, opencode, pi
-from tests.clients.bench import Bench, ClientError
+from tests.clients import (
+    claude_code,
+    codex,
+    langchain,
+    litellm,
+    lm_eval,
+    openai_agents,
+    opencode,
+    pi,
+    pydantic_ai,
+    schemathesis,
+)
+from tests.clients.bench import Bench, ClientError, SkippedError
 
 CLIENTS: dict[str, tuple[str, Callable[[Bench], str]]] = {
     "claude-code": (claude_code.PIN, claude_code.check),
     "codex": (codex.PIN, codex.check),
     "opencode": (opencode.PIN, opencode.check),
     "pi": (pi.PIN, pi.check),
+    "litellm": (litellm.PINS[0], litellm.check),
+    "langchain": (langchain.PINS[0], langchain.check),
+    "pydantic-ai": (pydantic_ai.PINS[0], pydantic_ai.check),
+    "openai-agents": (openai_agents.PINS[0], openai_agents.check),
+    "lm-eval": (lm_eval.PINS[0], lm_eval.check),
+    "schemathesis": (schemathesis.PINS[0], schemathesis.check),
 }
 
 
 def run(name: str, cache: Path) -> bool:
-    """One client; whether it did what it should."""
+    """One client; whether nothing failed."""
     pin, check = CLIENTS[name]
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="finback-client-") as folder:
@@ -33,15 +50,16 @@ def run(name: str, cache: Path) -> bool:
         work.mkdir()
         bench = Bench(cache, home, work)
         try:
-            said, passed = check(bench), True
+            said, verdict = check(bench), "passed"
+        except SkippedError as reason:
+            said, verdict = str(reason), "skipped"
         except (ClientError, AssertionError) as error:
-            said, passed = str(error), False
+            said, verdict = str(error), "FAILED"
             log = cache / f"{name}.log"
             log.write_text("\n".join(bench.log), encoding="utf-8")
             said += f"; see {log}"
-    verdict = "passed" if passed else "FAILED"
-    print(f"{name:<16} {pin:<40} {verdict} {time.monotonic() - begun:6.1f} s  {said}", flush=True)
-    return passed
+    print(f"{name:<16} {pin:<44} {verdict} {time.monotonic() - begun:6.1f} s  {said}", flush=True)
+    return verdict != "FAILED"
 
 
 def main() -> None:

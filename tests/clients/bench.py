@@ -33,6 +33,10 @@ class ClientError(Exception):
     """A client that did not do what it should."""
 
 
+class SkippedError(Exception):
+    """A client that cannot do anything here, and why."""
+
+
 @dataclass
 class Bench:
     """One run of one client. cache: where things are installed. home, work: its folders. log: what was said."""
@@ -98,7 +102,7 @@ class Bench:
         (self.work / "note.txt").write_text(f"Here is the {model.word}, and no other.\n", encoding="utf-8")
         settings = Settings(Defaults(thinking=True), ping=1.0)
         engine = ScriptedEngine(tiny_tokenizer(), script=model)
-        with running(engine, settings=settings, around=self._watched) as server:
+        with running(engine, settings=settings, around=self.watched) as server:
             try:
                 yield server
             finally:
@@ -108,7 +112,7 @@ class Bench:
                     self.log.append(f"prompt {i}:\n{asked.prompt}\nanswer {i}:\n{asked.answer}")
                 self.log += [f"beside:\n{prompt}" for prompt in model.beside]
 
-    def _watched(self, app: ASGIApp) -> ASGIApp:
+    def watched(self, app: ASGIApp) -> ASGIApp:
         """An application whose requests are noted: method, path, status."""
 
         async def watched(scope: Scope, receive: Receive, send: Send) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.clients.bench import Bench
-from tests.clients.loop import TASK, check_loop
+from tests.clients.loop import AGAIN, TASK, check_loop
 from tests.clients.model import ODD, Call, Model
 
 PIN = "@anthropic-ai/claude-code@2.1.332"
@@ -29,7 +29,9 @@ def check(bench: Bench) -> str:
             "ANTHROPIC_MODEL": "scripted",
             "ANTHROPIC_DEFAULT_HAIKU_MODEL": "scripted",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+            "CLAUDE_CODE_MAX_CONTEXT_TOKENS": "1000000",
         }
         allowed = ["--permission-mode", "acceptEdits", "--allowedTools", "Bash,Read,Write"]
         said = bench.run([program, "-p", TASK, *allowed], env)
-        return check_loop(bench, model, said)
+        again = bench.run([program, "-p", "--continue", AGAIN], env)
+        return check_loop(bench, model, said, again)

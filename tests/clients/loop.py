@@ -7,13 +7,19 @@ from collections.abc import Collection, Mapping
 from tests.clients.bench import Bench, ClientError
 from tests.clients.model import ODD, Call, Model
 
+AGAIN = "Say it again."
 TASK = "Read note.txt, copy its word to copy.txt, and tell me the word."
 
 
-def check_loop(bench: Bench, model: Model, said: str, *, may_fail: Collection[str] = ()) -> str:
-    """ClientError, or what was done in a few words. may_fail: requests that need not be answered."""
-    if model.sentence not in said:
-        raise ClientError(f"it did not print {model.sentence!r}")
+def check_loop(
+    bench: Bench, model: Model, said: str, again: str | None = None, *, may_fail: Collection[str] = ()
+) -> str:
+    """ClientError, or what was done in a few words. said: what was printed. again: and in a second turn, for which the
+    client was started anew. may_fail: requests that need not be answered."""
+    turns = [said] if again is None else [said, again]
+    for turn in turns:
+        if model.sentence not in turn:
+            raise ClientError(f"it did not print {model.sentence!r}")
     ran, copy = bench.work / "ran.txt", bench.work / "copy.txt"
     if not ran.exists():
         raise ClientError("the command did not run")
@@ -22,10 +28,11 @@ def check_loop(bench: Bench, model: Model, said: str, *, may_fail: Collection[st
     wanted, found = ODD.replace("{word}", model.word), copy.read_text(encoding="utf-8")
     if found != wanted:
         raise ClientError(f"the file holds {found!r} and was to hold {wanted!r}")
-    model.check()
+    model.check(len(turns))
     bench.check_requests(may_fail=may_fail)
-    size = len(model.asked[0].prompt)
-    return f"{len(model.asked)} rounds, {len(model.beside)} requests beside, prompt of {size} characters"
+    size, count = len(model.asked[0].prompt), len(turns)
+    requests = f"{len(model.asked)} requests in {count} turn{'s' if count > 1 else ''}"
+    return f"{requests}, {len(model.beside)} beside, first prompt of {size} characters"
 
 
 def check_library(bench: Bench, python: str, program: str, ways: Mapping[str, str]) -> str:

@@ -89,11 +89,12 @@ class Model:
             results -= len(calls)
         return f"The file says {word}."
 
-    def check(self) -> None:
-        """Every round came, and each prompt begins with the one before and its answer, token by token as they were: an
-        engine that keeps its work reads only what is new."""
-        assert len(self.asked) == len(self.rounds) + 1, (
-            f"{len(self.rounds) + 1} requests were to come and {len(self.asked)} came; {len(self.beside)} beside"
+    def check(self, turns: int) -> None:
+        """AssertionError unless every round came, and a request for each turn, and each prompt begins with the one
+        before and its answer as they were: an engine that keeps its work reads only what is new."""
+        wanted = len(self.rounds) + turns
+        assert len(self.asked) == wanted, (
+            f"{wanted} requests were to come and {len(self.asked)} came; {len(self.beside)} beside"
         )
         for before, after in zip(self.asked, self.asked[1:], strict=False):
             whole = before.prompt + before.answer + EOS

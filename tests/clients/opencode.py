@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from tests.clients.bench import Bench
-from tests.clients.loop import TASK, check_loop
+from tests.clients.loop import AGAIN, TASK, check_loop
 from tests.clients.model import ODD, Call, Model
 
 PIN = "opencode-ai@1.18.33"
@@ -28,10 +28,11 @@ def check(bench: Bench) -> str:
         provider = {
             "npm": "@ai-sdk/openai-compatible",
             "options": {"baseURL": f"{server.url}/v1", "apiKey": "none"},
-            "models": {"scripted": {"name": "scripted"}},
+            "models": {"scripted": {"name": "scripted", "limit": {"context": 1_000_000, "output": 32_000}}},
         }
         settings = {"autoupdate": False, "share": "disabled", "provider": {"finback": provider}}
         (bench.work / "opencode.json").write_text(json.dumps(settings), encoding="utf-8")
         env = {"OPENCODE_DISABLE_AUTOUPDATE": "1", "OPENCODE_DISABLE_MODELS_FETCH": "1"}
         said = bench.run([program, "run", "-m", "finback/scripted", TASK], env)
-        return check_loop(bench, model, said)
+        again = bench.run([program, "run", "-m", "finback/scripted", "--continue", AGAIN], env)
+        return check_loop(bench, model, said, again)

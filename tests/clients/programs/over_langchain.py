@@ -7,6 +7,7 @@ import sys
 from langchain_core.messages import AIMessageChunk, HumanMessage
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
+
 from tools import ALL
 
 address, api, task = sys.argv[1:]

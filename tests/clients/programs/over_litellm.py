@@ -9,8 +9,9 @@ from typing import Any
 
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # read on import; else it asks the net for prices
 
-import litellm  # noqa: E402
-from tools import ALL  # noqa: E402
+import litellm
+
+from tools import ALL
 
 address, model, task = sys.argv[1:]
 kinds = {"path": "string", "content": "string", "command": "string", "seconds": "integer"}

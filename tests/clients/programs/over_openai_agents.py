@@ -7,6 +7,7 @@ import sys
 
 from agents import Agent, OpenAIChatCompletionsModel, OpenAIResponsesModel, Runner, function_tool, set_tracing_disabled
 from openai import AsyncOpenAI
+
 from tools import ALL
 
 address, api, task = sys.argv[1:]
