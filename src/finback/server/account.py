@@ -17,7 +17,7 @@ from finback.server.answer import AnswerEvent, Begun, CallArguments, Done, Ended
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds of the histograms, seconds."""
 
-INDEX = re.compile(r"\[\d+\]")
+_INDEX = re.compile(r"\[\d+\]")
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Account:
     def ignored(self, endpoint: str, names: tuple[str, ...]) -> None:
         """Fields that nobody knows: each name is said once."""
         for name in names:
-            plain = INDEX.sub("[]", name[:200])[:80]
+            plain = _INDEX.sub("[]", name[:200])[:80]
             if plain not in self._unknown and len(self._unknown) < 1000:
                 self._unknown.add(plain)
                 self._tell(f"{endpoint}: the field {plain!r} is not known here and is ignored")
